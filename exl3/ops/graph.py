@@ -1,0 +1,72 @@
+"""Recording a sequence of exl3 ops and replaying it without Python between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import UnsupportedError
+from .registry import ops
+
+T = TypeVar("T")
+
+# Allocation and bookkeeping that computes nothing; views are recognised by their schema.
+_HARMLESS = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"})
+
+
+class _OnlyOurOps(TorchDispatchMode):
+    """Refuses every op whose work a replay would leave out."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().split(".")[0]
+        if not (func.namespace == "exl3" or name in _HARMLESS or func.is_view):
+            raise UnsupportedError(
+                f"{func.name()} ran while a graph was recorded: only exl3 ops and views can be"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+class Graph(Generic[T]):
+    """Launches recorded by `record`. `result` is what the recorded call returned; a replay writes
+    into the same tensors and reads the same inputs."""
+
+    def __init__(self, handle: int, result: T) -> None:
+        self._handle = handle
+        self.result = result
+
+    def replay(self) -> T:
+        """Run every recorded launch again, in order."""
+        ops().graph_replay(self._handle)
+        return self.result
+
+    def __len__(self) -> int:
+        return ops().graph_size(self._handle)
+
+    def __del__(self) -> None:
+        handle, self._handle = getattr(self, "_handle", 0), 0
+        if handle:
+            torch.ops.exl3.graph_free(handle)
+
+
+def record(function: Callable[[], T]) -> Graph[T]:
+    """Run `function` once and record the launches of the exl3 ops it calls on this thread.
+
+    Tensors that the ops read and wrote are kept alive by the graph. Inputs that change between
+    replays must be written in place.
+
+    Raises:
+        UnsupportedError: the function ran an op that is neither of exl3 nor a view.
+    """
+    namespace = ops()
+    namespace.graph_begin()
+    kept = False
+    try:
+        with _OnlyOurOps():
+            result = function()
+        kept = True
+    finally:
+        handle = namespace.graph_end(kept)
+    return Graph(handle, result)

@@ -1,0 +1,3 @@
+"""The version of exl3."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,31 @@
+"""The compiled core. Loading it registers the ops `torch.ops.exl3.*`."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+
+class ExtensionMissing(ImportError):
+    """The compiled library is not there."""
+
+
+@cache
+def load() -> None:
+    """Load the CPU library, once.
+
+    Raises:
+        ExtensionMissing: it was not built; the message says how to build it.
+    """
+    import torch
+
+    library = _HERE / "_cpu.so"
+    if not library.is_file():
+        raise ExtensionMissing(
+            f"{library} does not exist: the compiled part of exl3 is not built. In a source tree "
+            "run `make build` (or `pip install --no-build-isolation -e .`); it needs a C++20 "
+            "compiler and ninja"
+        )
+    torch.ops.load_library(str(library))

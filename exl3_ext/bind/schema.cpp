@@ -1,0 +1,17 @@
+// The schema of every op, once. Kernels register under these names for CPU (bind/cpu) and CUDA.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(exl3, m) {
+  // Runtime of the CPU library
+  m.def("graph_begin() -> ()");
+  m.def("graph_end(bool keep) -> int");
+  m.def("graph_replay(int graph) -> ()");
+  m.def("graph_size(int graph) -> int");
+  m.def("graph_free(int graph) -> ()");
+  m.def("configure_cpu(int threads, int isa_cap) -> ()");
+  m.def("cpu_isa(bool detected) -> int");
+  m.def("cpu_threads() -> int");
+
+  // Codec
+  m.def("hadamard_128(Tensor x, Tensor? pre_scale, Tensor? post_scale) -> Tensor");
+}

@@ -1,0 +1,21 @@
+// Which instruction level this machine may use: cpuid, operating-system support and, for AMX, the
+// kernel's permission. Levels are ordered; a table entry that a level leaves empty falls to the one
+// below.
+#pragma once
+
+namespace exl3 {
+
+enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
+constexpr int kIsaLevels = 4;
+
+// avx2:   AVX2, FMA, F16C, BMI2
+// avx512: F, BW, DQ, VL, CD, VBMI, VBMI2, VNNI (Ice Lake and Zen 4 on). BF16 is asked separately.
+// amx:    avx512 with BF16, AMX-TILE, AMX-INT8, AMX-BF16, permission granted
+Isa detect_isa();
+bool has_avx512_bf16();
+
+Isa isa_cap();
+void set_isa_cap(Isa cap);  // for settings and tests; the active level is min(cap, detected)
+Isa active_isa();
+
+}  // namespace exl3

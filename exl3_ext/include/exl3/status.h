@@ -1,0 +1,27 @@
+// Result of a launcher. Torch-free.
+#pragma once
+
+namespace exl3 {
+
+enum class Status : int {
+  kOk = 0,
+  kNoKernel,     // no instance for this (bits, codebook, shape) on this machine
+  kBadArgument,  // sizes that the binding should have refused
+  kOutOfMemory,  // workspace could not be allocated
+};
+
+constexpr const char* status_text(Status s) {
+  switch (s) {
+    case Status::kOk:
+      return "ok";
+    case Status::kNoKernel:
+      return "no kernel for these bits, codebook and shape";
+    case Status::kBadArgument:
+      return "bad argument";
+    case Status::kOutOfMemory:
+      return "out of memory";
+  }
+  return "unknown status";
+}
+
+}  // namespace exl3
