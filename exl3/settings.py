@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .errors import SettingsError
 
@@ -35,9 +36,10 @@ def _default_cache_dir() -> Path:
     return Path(base) / "exl3" if base else Path.home() / ".cache" / "exl3"
 
 
-def _doc(text: str, default: object = None, **kw: object) -> object:
-    if "default_factory" in kw:
-        return field(metadata={"doc": text}, default_factory=kw["default_factory"])  # type: ignore[call-overload]
+def _doc(text: str, default: Any) -> Any:
+    """A field with its documentation; a callable default is called once per object."""
+    if callable(default):
+        return field(default_factory=default, metadata={"doc": text})
     return field(default=default, metadata={"doc": text})
 
 
@@ -45,16 +47,16 @@ def _doc(text: str, default: object = None, **kw: object) -> object:
 class Settings:
     """One field per variable: field `cpu_threads` is `EXL3_CPU_THREADS`."""
 
-    cpu_threads: int = _doc("Threads of the CPU kernels; 0: one per core that we may use.", 0)  # type: ignore[assignment]
-    cpu_max_isa: str = _doc(  # type: ignore[assignment]
+    cpu_threads: int = _doc("Threads of the CPU kernels; 0: one per core that we may use.", 0)
+    cpu_max_isa: str = _doc(
         "Highest CPU instruction level to use: generic, avx2, avx512 or amx.", "amx"
     )
-    cache_dir: Path = _doc(  # type: ignore[assignment]
+    cache_dir: Path = _doc(
         "Folder for files that can be made again (fetched models, measured kernel choices).",
-        default_factory=_default_cache_dir,
+        _default_cache_dir,
     )
-    strict: bool = _doc("Turn warnings about ignored arguments into errors.", False)  # type: ignore[assignment]
-    cpu_graph: bool = _doc(  # type: ignore[assignment]
+    strict: bool = _doc("Turn warnings about ignored arguments into errors.", False)
+    cpu_graph: bool = _doc(
         "Record the decode step once and replay it; 0 runs every op from Python (for checking).",
         True,
     )
@@ -68,7 +70,7 @@ class Settings:
         """
         env = os.environ if environment is None else environment  # noqa: TID251
         known = {"EXL3_" + f.name.upper(): f for f in fields(cls)}
-        values: dict[str, object] = {}
+        values: dict[str, Any] = {}
         for name, text in env.items():
             if not name.startswith(_FOREIGN_PREFIX) or name.startswith("EXL3_BUILD_"):
                 continue
@@ -80,7 +82,7 @@ class Settings:
                 raise SettingsError(
                     f"{name}: no such setting; known are {', '.join(sorted(known))}"
                 )
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
 
 def _parse(name: str, key: str, text: str) -> object:
