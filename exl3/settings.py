@@ -107,3 +107,14 @@ def _parse(name: str, key: str, text: str) -> object:
 def settings() -> Settings:
     """The settings of this process, read at the first call."""
     return Settings.from_environment()
+
+
+def describe() -> str:
+    """All settings as a Markdown table: the content of `doc/settings.md`."""
+    rows = []
+    for f in fields(Settings):
+        default = "user cache folder" if f.name == "cache_dir" else str(f.default)
+        rows.append(f"| `EXL3_{f.name.upper()}` | `{f.type}` | {default} | {f.metadata['doc']} |")
+    head = "# Settings\n\nGenerated from `exl3/settings.py`. A bad or unknown `EXL3_*` is an error."
+    table = "| variable | type | default | meaning |\n|---|---|---|---|"
+    return f"{head}\n\n{table}\n" + "\n".join(rows) + "\n"
