@@ -14,4 +14,9 @@ STABLE_TORCH_LIBRARY(exl3, m) {
 
   // Codec
   m.def("hadamard_128(Tensor x, Tensor? pre_scale, Tensor? post_scale) -> Tensor");
+  m.def("trellis_pack(Tensor states, int bits) -> Tensor");
+  m.def("trellis_unpack(Tensor trellis) -> Tensor");
+  m.def("trellis_decode(Tensor trellis, int codebook) -> Tensor");
+  m.def("trellis_prepare(Tensor trellis) -> Tensor");
+  m.def("trellis_restore(Tensor planes) -> Tensor");
 }

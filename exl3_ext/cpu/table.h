@@ -8,10 +8,21 @@
 namespace exl3 {
 
 struct HadamardParams;
+struct TrellisDecodeParams;
+struct TrellisPackParams;
+struct TrellisPlanesParams;
 
 struct KernelTable {
   // Rows [begin, end) of a block-diagonal Hadamard transform.
   void (*hadamard_rows)(const HadamardParams& p, int64_t begin, int64_t end) = nullptr;
+  // Tiles [begin, end).
+  void (*trellis_pack)(const TrellisPackParams& p, int64_t begin, int64_t end) = nullptr;
+  void (*trellis_unpack)(const TrellisPackParams& p, int64_t begin, int64_t end) = nullptr;
+  // Rows [begin, end) of tiles, counted over the batch.
+  void (*trellis_decode)(const TrellisDecodeParams& p, int64_t begin, int64_t end) = nullptr;
+  // Strips [begin, end), counted over the batch.
+  void (*trellis_prepare)(const TrellisPlanesParams& p, int64_t begin, int64_t end) = nullptr;
+  void (*trellis_restore)(const TrellisPlanesParams& p, int64_t begin, int64_t end) = nullptr;
 };
 
 void fill_generic(KernelTable& t);

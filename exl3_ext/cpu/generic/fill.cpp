@@ -1,8 +1,16 @@
 #include "cpu/generic/hadamard.h"
+#include "cpu/generic/trellis.h"
 #include "cpu/table.h"
 
 namespace exl3 {
 
-void fill_generic(KernelTable& t) { t.hadamard_rows = generic::hadamard_rows; }
+void fill_generic(KernelTable& t) {
+  t.hadamard_rows = generic::hadamard_rows;
+  t.trellis_pack = generic::trellis_pack;
+  t.trellis_unpack = generic::trellis_unpack;
+  t.trellis_decode = generic::trellis_decode;
+  t.trellis_prepare = generic::trellis_prepare;
+  t.trellis_restore = generic::trellis_restore;
+}
 
 }  // namespace exl3
