@@ -11,9 +11,8 @@ PIP := $(PY) -m pip --disable-pip-version-check -q
 $(VENV)/.ready: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip "setuptools>=77" wheel ninja
-	$(PIP) install torch==2.13.0
-	$(PIP) install --no-build-isolation --no-deps -e .
-	$(PIP) install -e ".[gguf,notebook,test,dev]" --no-build-isolation
+	$(PIP) install torch==2.13.0 numpy
+	$(PIP) install --no-build-isolation -e ".[gguf,notebook,test,dev]"
 	touch $@
 
 setup: $(VENV)/.ready
