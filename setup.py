@@ -1,13 +1,20 @@
 """Builds exl3_ext: one shared library per backend on torch's stable ABI, by ninja.
 
 All metadata is in pyproject.toml. The libraries link no Python symbol, so one wheel serves every
-Python; the CPU files of each instruction level get that level's flags.
+Python. `_cpu` is always built; the files of each instruction level get that level's flags. `_cuda`
+is built when a CUDA compiler is found; build settings:
+
+    EXL3_BUILD_CUDA       0: leave `_cuda` out; 1: fail if it cannot be built
+    TORCH_CUDA_ARCH_LIST  architectures, e.g. "8.6;9.0a"; default: of the GPUs here, else all
+    MAX_JOBS, CXX         as usual
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,51 +33,150 @@ AVX512 = (
 )
 AMX = f"{AVX512} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16"
 LEVEL_FLAGS = {"avx2": AVX2, "avx512": AVX512, "amx": AMX}
+ALL_CUDA_ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
 
 
-def cpu_sources() -> list[tuple[Path, str]]:
-    """Every file of the CPU library with the extra flags of its folder."""
+def host_sources(backend: str) -> list[tuple[Path, str]]:
+    """The C++ files of a backend's library, each with the extra flags of its folder."""
     x86 = platform.machine() in ("x86_64", "AMD64")
-    found = []
-    for path in sorted([*SOURCE.glob("cpu/**/*.cpp"), *SOURCE.glob("bind/**/*.cpp")]):
-        level = path.parent.name
-        if "cuda" in path.parts or (level in LEVEL_FLAGS and not x86):
-            continue
-        found.append((path, LEVEL_FLAGS.get(level, "")))
+    paths = [*SOURCE.glob(f"bind/{backend}/*.cpp"), *SOURCE.glob(f"{backend}/**/*.cpp")]
+    if backend == "cpu":
+        paths.append(SOURCE / "bind" / "schema.cpp")
+    return [
+        (path, LEVEL_FLAGS.get(path.parent.name, ""))
+        for path in sorted(paths)
+        if x86 or path.parent.name not in LEVEL_FLAGS
+    ]
+
+
+def cuda_compiler() -> str | None:
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home and (Path(home) / "bin" / "nvcc").exists():
+        return str(Path(home) / "bin" / "nvcc")
+    return shutil.which("nvcc")
+
+
+def cuda_toolkit(compiler: str) -> Path:
+    """The toolkit's folder, asked of the compiler: nvcc on PATH may be a wrapper script."""
+    command = [compiler, "--dryrun", "-x", "cu", "-c", os.devnull]
+    text = subprocess.run(command, capture_output=True, text=True).stderr
+    found = re.search(r"^#\$ TOP=(.+)$", text, re.MULTILINE)
+    return Path(found.group(1)).resolve() if found else Path(compiler).resolve().parents[1]
+
+
+def cuda_architectures() -> list[str]:
+    """Compute capabilities to build for, e.g. ["8.6", "9.0a"]."""
+    named = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
+    named = [arch.removesuffix("+PTX") for arch in named if arch]
+    if named:
+        return named
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    if shutil.which(query[0]):
+        found = subprocess.run(query, capture_output=True, text=True).stdout.split()
+        here = sorted({"9.0a" if arch == "9.0" else arch for arch in found})
+        if here:
+            return here
+    return list(ALL_CUDA_ARCHITECTURES)
+
+
+def wants_cuda() -> bool:
+    choice = os.environ.get("EXL3_BUILD_CUDA", "")
+    if choice == "0":
+        return False
+    found = cuda_compiler() is not None and any(SOURCE.glob("cuda/**/*.cu"))
+    if choice == "1" and not found:
+        raise SystemExit("EXL3_BUILD_CUDA=1, but no nvcc: put it on PATH or set CUDA_HOME")
     return found
 
 
-def write_ninja(build: Path, output: Path) -> None:
-    """Write build.ninja for the CPU library."""
-    from torch.utils import cpp_extension
+class NinjaFile:
+    """The text of a build.ninja for one library."""
 
-    compiler = os.environ.get("CXX", "c++")
-    includes = " ".join(f"-isystem {p}" for p in cpp_extension.include_paths())
-    libraries = " ".join(f"-L{p}" for p in cpp_extension.library_paths())
-    lines = [
-        f"cxx = {compiler}",
-        "flags = -O3 -std=c++20 -fPIC -fvisibility=hidden -pthread -Wall -Wextra "
-        f"-Wno-unused-parameter -ffp-contract=off -DTORCH_TARGET_VERSION={TORCH_TARGET}ULL "
-        f"-I{SOURCE} -I{SOURCE / 'include'} {includes}",
-        f"ldflags = -shared -pthread {libraries} -ltorch -ltorch_cpu -s",
-        "rule compile",
-        "  command = $cxx -MMD -MF $out.d $flags $extra -c $in -o $out",
-        "  depfile = $out.d",
-        "  deps = gcc",
-        "rule link",
-        "  command = $cxx $in $ldflags -o $out",
-    ]
-    objects = []
-    for path, extra in cpu_sources():
-        target = build / path.relative_to(SOURCE).with_suffix(".o")
-        objects.append(str(target))
-        lines += [f"build {target}: compile {path}", f"  extra = {extra}"]
-    lines += [f"build {output}: link {' '.join(objects)}", f"default {output}", ""]
-    build.mkdir(parents=True, exist_ok=True)
-    text = "\n".join(lines)
-    file = build / "build.ninja"
-    if not file.exists() or file.read_text() != text:
-        file.write_text(text)
+    def __init__(self, build: Path) -> None:
+        from torch.utils import cpp_extension
+
+        self.build = build
+        self.objects: list[str] = []
+        include = " ".join(f"-isystem {p}" for p in cpp_extension.include_paths())
+        self.torch_libraries = " ".join(f"-L{p}" for p in cpp_extension.library_paths())
+        self.lines = [
+            f"cxx = {os.environ.get('CXX', 'c++')}",
+            "flags = -O3 -std=c++20 -fPIC -fvisibility=hidden -pthread -Wall -Wextra "
+            f"-Wno-unused-parameter -ffp-contract=off -DTORCH_TARGET_VERSION={TORCH_TARGET}ULL "
+            f"-I{SOURCE} -I{SOURCE / 'include'} {include}",
+            "rule compile",
+            "  command = $cxx -MMD -MF $out.d $flags $extra -c $in -o $out",
+            "  depfile = $out.d",
+            "  deps = gcc",
+        ]
+
+    def add(self, path: Path, rule: str, extra: str = "") -> None:
+        target = self.build / path.relative_to(SOURCE).with_suffix(".o")
+        self.objects.append(str(target))
+        self.lines += [f"build {target}: {rule} {path}", f"  extra = {extra}"]
+
+    def add_cuda_rule(self, compiler: str) -> None:
+        targets = " ".join(
+            f"-gencode=arch=compute_{arch.replace('.', '')},code=sm_{arch.replace('.', '')}"
+            for arch in cuda_architectures()
+        )
+        self.lines += [
+            "rule cuda",
+            f"  command = {compiler} -O3 -std=c++20 -Xcompiler -fPIC,-fvisibility=hidden "
+            f"--expt-relaxed-constexpr -lineinfo -Xptxas -warn-spills {targets} "
+            f"-I{SOURCE} -I{SOURCE / 'include'} -MD -MF $out.d -c $in -o $out",
+            "  depfile = $out.d",
+            "  deps = gcc",
+        ]
+
+    def link(self, output: Path, libraries: str) -> None:
+        self.lines += [
+            "rule link",
+            f"  command = $cxx $in -shared -pthread -s {self.torch_libraries} {libraries} -o $out",
+            f"build {output}: link {' '.join(self.objects)}",
+            f"default {output}",
+            "",
+        ]
+
+    def run(self) -> None:
+        self.build.mkdir(parents=True, exist_ok=True)
+        text = "\n".join(self.lines)
+        file = self.build / "build.ninja"
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+        command = [sys.executable, "-m", "ninja"]
+        if subprocess.run([*command, "--version"], capture_output=True).returncode != 0:
+            command = ["ninja"]
+        jobs = os.environ.get("MAX_JOBS")
+        extra = ["-j", jobs] if jobs else []
+        subprocess.run([*command, "--quiet", "-C", str(self.build), *extra], check=True)
+
+
+def build_cpu(output: Path) -> None:
+    file = NinjaFile(ROOT / "build" / "cpu")
+    for path, extra in host_sources("cpu"):
+        file.add(path, "compile", extra)
+    file.link(output, "-ltorch -ltorch_cpu")
+    file.run()
+
+
+def build_cuda(output: Path) -> None:
+    compiler = cuda_compiler()
+    assert compiler is not None
+    file = NinjaFile(ROOT / "build" / "cuda")
+    file.add_cuda_rule(compiler)
+    toolkit = cuda_toolkit(compiler)
+    for path, _ in host_sources("cuda"):
+        file.add(path, "compile", f"-isystem {toolkit / 'include'}")
+    for path in sorted(SOURCE.glob("cuda/**/*.cu")):
+        file.add(path, "cuda")
+    # The static runtime shares the device context with torch's own, whatever its version. libtorch
+    # must be named although this machine's torch may have no CUDA symbol to offer.
+    file.link(
+        output,
+        f"-L{toolkit / 'lib64'} -lcudart_static -ldl -lrt -Wl,--no-as-needed -ltorch -ltorch_cpu",
+    )
+    file.run()
 
 
 class NinjaBuild(build_ext):
@@ -82,15 +188,7 @@ class NinjaBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name)).resolve()
         output.parent.mkdir(parents=True, exist_ok=True)
-        build = ROOT / "build" / "cpu"
-        write_ninja(build, output)
-        jobs = os.environ.get("MAX_JOBS")
-        command = [sys.executable, "-m", "ninja", "--quiet", "-C", str(build)]
-        if subprocess.run([*command, "--version"], capture_output=True).returncode != 0:
-            command = ["ninja", "--quiet", "-C", str(build)]
-        if jobs:
-            command += ["-j", jobs]
-        subprocess.run(command, check=True)
+        {"exl3_ext._cpu": build_cpu, "exl3_ext._cuda": build_cuda}[ext.name](output)
 
 
 def wheel_command() -> dict[str, type]:
@@ -106,7 +204,8 @@ def wheel_command() -> dict[str, type]:
     return {"bdist_wheel": AnyPythonWheel}
 
 
+libraries = ["exl3_ext._cpu"] + (["exl3_ext._cuda"] if wants_cuda() else [])
 setup(
-    ext_modules=[Extension("exl3_ext._cpu", sources=[])],
+    ext_modules=[Extension(name, sources=[]) for name in libraries],
     cmdclass={"build_ext": NinjaBuild, **wheel_command()},
 )

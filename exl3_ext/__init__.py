@@ -14,10 +14,10 @@ class ExtensionMissing(ImportError):
 
 @cache
 def load() -> None:
-    """Load the CPU library, once.
+    """Load the CPU library and, where torch has a CUDA device, the CUDA library; once.
 
     Raises:
-        ExtensionMissing: it was not built; the message says how to build it.
+        ExtensionMissing: the CPU library was not built; the message says how to build it.
     """
     import torch
 
@@ -29,3 +29,12 @@ def load() -> None:
             "compiler and ninja"
         )
     torch.ops.load_library(str(library))
+    if has_cuda():
+        torch.ops.load_library(str(_HERE / "_cuda.so"))
+
+
+def has_cuda() -> bool:
+    """Whether the CUDA library was built and this machine has a device for it."""
+    import torch
+
+    return (_HERE / "_cuda.so").is_file() and torch.cuda.is_available()

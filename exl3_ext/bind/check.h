@@ -31,6 +31,9 @@ using torch::stable::Tensor;
 
 #define EXL3_CHECK_CPU(op, t) EXL3_CHECK(op, (t).is_cpu(), #t " is not on the CPU")
 
+#define EXL3_CHECK_SAME_DEVICE(op, t, other) \
+  EXL3_CHECK(op, (t).device() == (other).device(), #t " and " #other " are on different devices")
+
 // Contiguous CPU tensor of one dtype: what most arguments must be.
 #define EXL3_CHECK_ARG(op, t, dtype) \
   do {                               \

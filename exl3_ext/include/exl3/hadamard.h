@@ -15,5 +15,6 @@ struct HadamardParams {
 };
 
 Status hadamard_cpu(const HadamardParams& p);
+Status hadamard_cuda(const HadamardParams& p, CudaStream stream);
 
 }  // namespace exl3

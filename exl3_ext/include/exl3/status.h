@@ -8,6 +8,7 @@ enum class Status : int {
   kNoKernel,     // no instance for this (bits, codebook, shape) on this machine
   kBadArgument,  // sizes that the binding should have refused
   kOutOfMemory,  // workspace could not be allocated
+  kDeviceError,  // the device runtime refused the launch
 };
 
 constexpr const char* status_text(Status s) {
@@ -20,6 +21,8 @@ constexpr const char* status_text(Status s) {
       return "bad argument";
     case Status::kOutOfMemory:
       return "out of memory";
+    case Status::kDeviceError:
+      return "device error";
   }
   return "unknown status";
 }

@@ -8,6 +8,12 @@ namespace exl3 {
 using half_bits = uint16_t;
 using bf16_bits = uint16_t;
 
+// The runtime's stream type, named here so that headers need no CUDA toolkit.
+}  // namespace exl3
+struct CUstream_st;
+namespace exl3 {
+using CudaStream = CUstream_st*;
+
 enum class Codebook : int { k3inst = 0, kMcg = 1, kMul1 = 2 };
 constexpr int kCodebooks = 3;
 
