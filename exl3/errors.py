@@ -28,6 +28,10 @@ class UnsupportedError(Exl3Error, NotImplementedError):
     """Well-formed, but not something that exl3 can do."""
 
 
+class StorageError(Exl3Error, OSError):
+    """A file cannot be read or written: missing, no permission, full disk."""
+
+
 class OutOfMemory(Exl3Error, RuntimeError):
     """Not enough device memory; says how much was needed and how much is free."""
 

@@ -1,0 +1,25 @@
+"""Fixtures of the loader tests."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+
+@pytest.fixture
+def limit() -> Callable[[int, int], AbstractContextManager[None]]:
+    """`limit(resource.RLIMIT_..., value)` caps this process inside a `with` block."""
+
+    @contextmanager
+    def capped(kind: int, value: int) -> Iterator[None]:
+        old = resource.getrlimit(kind)
+        resource.setrlimit(kind, (value, old[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(kind, old)
+
+    return capped
