@@ -12,6 +12,9 @@ STABLE_TORCH_LIBRARY(exl3, m) {
   m.def("cpu_isa(bool detected) -> int");
   m.def("cpu_threads() -> int");
 
+  // Encoder
+  m.def("trellis_encode(Tensor tiles, Tensor codebook, int bits) -> (Tensor, Tensor)");
+
   // Codec
   m.def("hadamard_128(Tensor x, Tensor? pre_scale, Tensor? post_scale) -> Tensor");
   m.def("trellis_pack(Tensor states, int bits) -> Tensor");

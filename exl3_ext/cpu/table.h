@@ -7,12 +7,16 @@
 
 namespace exl3 {
 
+struct EncodeParams;
 struct HadamardParams;
 struct TrellisDecodeParams;
 struct TrellisPackParams;
 struct TrellisPlanesParams;
 
 struct KernelTable {
+  // Tiles [begin, end) of a trellis search; `workspace` is the calling thread's.
+  void (*encode_tiles)(const EncodeParams& p, int64_t begin, int64_t end,
+                       unsigned char* workspace) = nullptr;
   // Rows [begin, end) of a block-diagonal Hadamard transform.
   void (*hadamard_rows)(const HadamardParams& p, int64_t begin, int64_t end) = nullptr;
   // Tiles [begin, end).

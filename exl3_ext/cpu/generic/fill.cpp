@@ -1,3 +1,4 @@
+#include "cpu/generic/encode.h"
 #include "cpu/generic/hadamard.h"
 #include "cpu/generic/trellis.h"
 #include "cpu/table.h"
@@ -5,6 +6,7 @@
 namespace exl3 {
 
 void fill_generic(KernelTable& t) {
+  t.encode_tiles = generic::encode_tiles;
   t.hadamard_rows = generic::hadamard_rows;
   t.trellis_pack = generic::trellis_pack;
   t.trellis_unpack = generic::trellis_unpack;
