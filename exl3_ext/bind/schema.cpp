@@ -22,4 +22,14 @@ STABLE_TORCH_LIBRARY(exl3, m) {
   m.def("trellis_decode(Tensor trellis, int codebook) -> Tensor");
   m.def("trellis_prepare(Tensor trellis) -> Tensor");
   m.def("trellis_restore(Tensor planes) -> Tensor");
+
+  // Linear
+  m.def(
+      "linear(Tensor x, Tensor[] planes, Tensor[] suh, Tensor[] svh, Tensor?[] bias, "
+      "int[] codebooks, int[] out_features, Tensor? norm_weight, float norm_eps, "
+      "float norm_offset, int activation, Tensor? residual) -> Tensor");
+  m.def(
+      "linear_add_(Tensor(a!) residual, Tensor x, Tensor[] planes, Tensor[] suh, Tensor[] svh, "
+      "Tensor?[] bias, int[] codebooks, int[] out_features, Tensor? norm_weight, float norm_eps, "
+      "float norm_offset, int activation) -> ()");
 }

@@ -12,6 +12,10 @@ struct HadamardParams;
 struct TrellisDecodeParams;
 struct TrellisPackParams;
 struct TrellisPlanesParams;
+struct LinearParams;
+struct LinearPlan;
+struct LinearStrips;
+struct LinearWeightPlan;
 
 struct KernelTable {
   // Tiles [begin, end) of a trellis search; `workspace` is the calling thread's.
@@ -27,6 +31,15 @@ struct KernelTable {
   // Strips [begin, end), counted over the batch.
   void (*trellis_prepare)(const TrellisPlanesParams& p, int64_t begin, int64_t end) = nullptr;
   void (*trellis_restore)(const TrellisPlanesParams& p, int64_t begin, int64_t end) = nullptr;
+
+  // Linear layer: input 128-blocks [begin, end) of a row, transformed and quantised for a weight;
+  // strips of the inner product, in 16-bit or byte products; one 128-block of outputs.
+  void (*linear_prologue)(const LinearParams& p, const LinearWeightPlan& w, int weight, int64_t row,
+                          int64_t begin, int64_t end) = nullptr;
+  void (*linear_words)(const LinearStrips& s) = nullptr;
+  void (*linear_bytes)(const LinearStrips& s) = nullptr;
+  void (*linear_epilogue)(const LinearParams& p, const LinearPlan& plan, int weight,
+                          int64_t block) = nullptr;
 };
 
 void fill_generic(KernelTable& t);

@@ -1,5 +1,6 @@
 #include "cpu/generic/encode.h"
 #include "cpu/generic/hadamard.h"
+#include "cpu/generic/linear.h"
 #include "cpu/generic/trellis.h"
 #include "cpu/table.h"
 
@@ -13,6 +14,9 @@ void fill_generic(KernelTable& t) {
   t.trellis_decode = generic::trellis_decode;
   t.trellis_prepare = generic::trellis_prepare;
   t.trellis_restore = generic::trellis_restore;
+  t.linear_prologue = generic::linear_prologue;
+  t.linear_words = generic::linear_words;
+  t.linear_epilogue = generic::linear_epilogue;
 }
 
 }  // namespace exl3

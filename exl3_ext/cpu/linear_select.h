@@ -1,0 +1,25 @@
+// Which kernel runs a linear layer, and how finely its activations are quantised.
+#pragma once
+#include <cstdint>
+
+#include "cpu/isa.h"
+#include "exl3/types.h"
+
+namespace exl3 {
+
+enum class LinearKernel : int {
+  kWords,  // 16-bit weights times 16-bit activations; every codebook and level
+  kBytes,  // AVX-512 VNNI on the product's bytes, 8-bit activations; mul1, up to 4 bits, few rows
+  kLarge,  // many rows: decode blocks of W' and multiply them as a dense matrix
+};
+
+struct LinearChoice {
+  LinearKernel kernel;
+  int q_max;  // largest magnitude of a quantised activation
+};
+
+// A pure function. q_max depends on the weight alone, never on m or the level: so a row's result
+// does not depend on the rows that it is batched with, up to the switch to kLarge.
+LinearChoice linear_select(Isa isa, Codebook codebook, int bits, int64_t m);
+
+}  // namespace exl3
