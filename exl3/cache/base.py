@@ -1,0 +1,71 @@
+"""`CacheLayer`: keys and values of one attention layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class CacheLayer(ABC):
+    """Pages of one layer. `attention` tells heads and head size; tensors exist after `alloc`."""
+
+    def __init__(
+        self, config: Any, attention: Any, cache_id: int, max_num_tokens: int, **kwargs: Any
+    ) -> None:
+        if kwargs:
+            raise TypeError(f"{type(self).__name__}: unknown arguments {sorted(kwargs)}")
+        self.config, self.attention = config, attention
+        self.cache_id, self.max_num_tokens = cache_id, max_num_tokens
+        self.device: torch.device | None = None
+
+    @abstractmethod
+    def alloc(self, device: torch.device) -> None:
+        """Make the tensors; harmless where they exist."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """Drop the tensors; harmless where there are none."""
+
+    @abstractmethod
+    def get_kv(self, seqlens: Tensor, block_table: Tensor, window: int = -1) -> tuple[Tensor, ...]:
+        """Keys and values as float16 (pages, 256, kv_heads, head_dim)."""
+
+    @abstractmethod
+    def update_kv(
+        self,
+        seqlens: Tensor,
+        block_table: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        length: int,
+    ) -> None:
+        """Take back what `get_kv` gave, after `length` tokens per row were appended in it."""
+
+    @abstractmethod
+    def update_kv_direct(
+        self, seqlens: Tensor, block_table: Tensor, keys: Tensor, values: Tensor, length: int
+    ) -> None:
+        """Append `length` tokens per row, (bsz, length, kv_heads, head_dim), at `seqlens`."""
+
+    @abstractmethod
+    def copy_page(self, source: CacheLayer, from_page: int, to_page: int, num_tokens: int) -> None:
+        """Copy the first tokens of a page of `source` to a page of this layer."""
+
+    @abstractmethod
+    def get_tensors(self) -> list[Tensor]:
+        """All tensors of the layer."""
+
+    @abstractmethod
+    def storage_size(self) -> int:
+        """Bytes of the tensors once allocated."""
+
+    def overhead_size(self) -> int:
+        """Bytes of temporary room that reading needs."""
+        return 0
+
+    def tp_export(self, plan: Any) -> dict[str, Any]:
+        """What a tensor-parallel rank needs to build its part."""
+        return {"cls": type(self), "args": {"max_num_tokens": self.max_num_tokens}}

@@ -1,0 +1,295 @@
+"""`Model`: modules of one component, loading and running them."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, UnsupportedError
+from ..modules import Attention, Block, Embedding, Head, LoadOptions, Module, RMSNorm
+from .build import DecoderBuilder
+from .config import Config
+from .decode import DecodeGraphs
+from .inputs import Params, check_ids, check_params, make_batch
+from .load_options import LoadArguments, console_progress
+from .storage import layout_tree, storage_info
+
+logger = logging.getLogger(__name__)
+
+Callback = Callable[[int, int], None]
+
+
+class Model:
+    """A text model. `modules` is [embedding, block 0, .., final norm, head]."""
+
+    def __init__(self, config: Config, component: str = "text") -> None:
+        self.config = config
+        self.component = component
+        self.modules: list[Module] = DecoderBuilder(config).modules()
+        self.caps: dict[str, Any] = {"supports_tp": False, "can_quantize": True}
+        self.cache_weakrefs: list[weakref.ref[Any]] = []
+        self.loaded_tp = False
+        self.tp_output_device: torch.device | None = None
+        self.output_device: torch.device | None = None
+        self.active_devices: list[torch.device] = []
+        self.draft_verifier_params: dict[str, Any] = {}
+        self.first_block_idx = 1
+        self.logit_layer_idx = len(self.modules) - 1
+        self.last_kv_module_idx = len(self.modules) - 3
+        self._graphs = DecodeGraphs(self)
+        self._load_seconds = 0.0
+        self._warned_length = False
+
+    @staticmethod
+    def from_config(
+        config: Config, component: str = "text", *, swa_full: bool = False, **kwargs: Any
+    ) -> Model:
+        """A model with nothing loaded.
+
+        Args:
+            swa_full: accepted; sliding-window layers always keep a full-length cache here.
+        Raises:
+            ConfigError: the checkpoint has no such component, or an argument is unknown.
+        """
+        if component not in config.model_classes:
+            raise ConfigError(
+                f"{config.config_filename} has no component {component!r}, only "
+                f"{', '.join(config.model_classes)}"
+            )
+        if kwargs:
+            raise ConfigError(f"Model.from_config: unknown arguments {sorted(kwargs)}")
+        return config.model_classes[component](config, component)
+
+    # Loading
+
+    def load_gen(self, *args: Any, **kwargs: Any) -> Iterator[tuple[int, int]]:
+        """Load module by module; arguments are the fields of `LoadArguments`, in order.
+
+        Yields and reports to the callback (done, total) before each of `total` modules, then
+        (total, total).
+        Raises:
+            ConfigError, UnsupportedError: arguments that exclude each other, or a device that
+                this version cannot use; before any work.
+            FormatError: a tensor is missing or wrong. What was loaded is dropped.
+        """
+        arguments = LoadArguments(*args, **kwargs)
+        arguments.check()
+        return self._load_gen(arguments)
+
+    def _load_gen(self, arguments: LoadArguments) -> Iterator[tuple[int, int]]:
+        options = LoadOptions(plain_dtype=self.config.infer_params.plain_dtype)
+        total, start = len(self.modules), time.perf_counter()
+        complete = False
+        try:
+            with console_progress(arguments.progressbar, total) as report:
+                for done in range(total + 1):
+                    report(done)
+                    if arguments.callback is not None:
+                        arguments.callback(done, total)
+                    if done == total:
+                        self._finish_load(time.perf_counter() - start)
+                    complete = done == total
+                    yield (done, total)
+                    if done < total:
+                        self.modules[done].load(self.config.stc, options)
+        finally:
+            if not complete:
+                self.unload()
+
+    def _finish_load(self, seconds: float) -> None:
+        device = torch.device("cpu")
+        self.output_device, self.active_devices = device, [device]
+        self._load_seconds = seconds
+        for cache in self.caches():
+            cache.alloc(device)
+
+    def load(self, *args: Any, **kwargs: Any) -> None:
+        """`load_gen`, run to its end."""
+        for _ in self.load_gen(*args, **kwargs):
+            pass
+
+    def unload(self) -> None:
+        """Drop weights, recorded steps and the tensors of attached caches; harmless twice."""
+        self._graphs.clear()
+        for module in self.modules:
+            module.unload()
+        for cache in self.caches():
+            cache.free()
+        self.output_device, self.active_devices = None, []
+
+    @property
+    def loaded(self) -> bool:
+        """True between the end of `load` and `unload`."""
+        return self.output_device is not None
+
+    def caches(self) -> list[Any]:
+        """Attached caches that are still alive."""
+        alive = [(ref, ref()) for ref in self.cache_weakrefs]
+        self.cache_weakrefs = [ref for ref, cache in alive if cache is not None]
+        return [cache for _, cache in alive if cache is not None]
+
+    def attach_cache(self, cache: Any) -> None:
+        """Called by `Cache`; its tensors exist while the model is loaded."""
+        self.cache_weakrefs.append(weakref.ref(cache))
+        if self.output_device is not None:
+            cache.alloc(self.output_device)
+
+    def detach_cache(self, cache: Any) -> None:
+        """Called by `Cache`; drops the steps recorded with it."""
+        self._graphs.drop(cache)
+        self.cache_weakrefs = [ref for ref in self.cache_weakrefs if ref() not in (cache, None)]
+        cache.free()
+
+    # Running
+
+    @torch.inference_mode()
+    def forward(self, input_ids: Tensor, params: Params | None = None) -> Tensor:
+        """Logits float32 (bsz, q_len or fewer, V_pad); columns past the vocabulary are -inf.
+
+        Args:
+            input_ids: long (bsz, q_len), within the vocabulary.
+            params: attention mode, cache and positions, see the interface page, section 3.2.
+        """
+        params = {} if params is None else params
+        logits = self._graphs.step(input_ids, params)
+        if logits is not None:
+            return logits
+        mode = check_params(params)
+        batch = make_batch(self._check_ready(input_ids), params, mode)
+        x = self._blocks(batch)
+        if batch.logit_rows is not None:
+            x = x[batch.logit_rows]
+        y = self.head.logits(x, batch, self.final_norm)
+        return y.view(batch.bsz, -1, y.shape[-1])
+
+    @torch.inference_mode()
+    def prefill(self, input_ids: Tensor, params: Params | None = None) -> None:
+        """Store keys and values of these tokens; no logits."""
+        params = {} if params is None else params
+        mode = check_params(params)
+        if mode != "flash_attn":
+            raise ConfigError("prefill fills a cache: params needs attn_mode flash_attn")
+        batch = make_batch(self._check_ready(input_ids), params, mode)
+        x = self._embed(batch)
+        blocks = self.blocks
+        for block in blocks[:-1]:
+            x = block.forward(x, batch)
+        blocks[-1].store(x, batch)
+
+    def _check_ready(self, input_ids: Tensor) -> Tensor:
+        if not self.loaded:
+            raise ConfigError("the model is not loaded: call load() first")
+        ids = check_ids(input_ids, self.config.vocab_size)
+        if ids.shape[1] > self.config.max_position_embeddings and not self._warned_length:
+            self._warned_length = True
+            logger.warning(
+                "%d tokens in one pass, the model was made for %d",
+                ids.shape[1],
+                self.config.max_position_embeddings,
+            )
+        return ids
+
+    def _embed(self, batch: Any) -> Tensor:
+        return self.embedding.forward(batch.input_ids, batch)
+
+    def _blocks(self, batch: Any) -> Tensor:
+        x = self._embed(batch)
+        for block in self.blocks:
+            x = block.forward(x, batch)
+        return x
+
+    # Parts and figures
+
+    @property
+    def embedding(self) -> Embedding:
+        """The first module."""
+        module = self.modules[0]
+        assert isinstance(module, Embedding)
+        return module
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Blocks in running order; a layer map may repeat them."""
+        return [module for module in self.modules if isinstance(module, Block)]
+
+    @property
+    def final_norm(self) -> RMSNorm:
+        """The module before the head."""
+        module = self.modules[-2]
+        assert isinstance(module, RMSNorm)
+        return module
+
+    @property
+    def head(self) -> Head:
+        """The last module."""
+        module = self.modules[-1]
+        assert isinstance(module, Head)
+        return module
+
+    def __iter__(self) -> Iterator[Module]:
+        for module in self.modules:
+            yield from module
+
+    def find_module(self, key: str) -> Module:
+        """The first module with this key.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for module in self:
+            if module.key == key:
+                return module
+        raise ConfigError(f"the model has no module {key!r}")
+
+    def get_cache_layers(self) -> list[Attention]:
+        """Attention modules in running order: one layer of a cache each."""
+        return [block.attention for block in self.blocks]
+
+    def get_recurrent_layers(self) -> list[Module]:
+        """Modules with recurrent state; none in these models."""
+        return []
+
+    def get_layer_instances(self, idx: int) -> list[int]:
+        """Cache layers of checkpoint layer `idx`; several if a layer map repeats it."""
+        return [block.attention.instance for block in self.blocks if block.layer == idx]
+
+    def get_layout_tree(self, indent: int) -> str:
+        """Text tree of modules, repeats folded."""
+        return layout_tree(self.modules, indent)
+
+    def get_storage_info(self) -> tuple[float, float, int]:
+        """Bits per weight without the head, of the head, and total bits; from file headers."""
+        return storage_info(self.modules, self.config.stc)
+
+    def get_name(self) -> str:
+        """Name of the architecture's class."""
+        return self.config.architecture
+
+    def get_load_metrics(self) -> dict[str, float]:
+        """Bytes, seconds and bytes per second of the last load."""
+        size = sum(module.stored_bytes(self.config.stc) for module in self.modules)
+        seconds = self._load_seconds
+        return {
+            "bytes": size,
+            "seconds": seconds,
+            "bytes_per_second": size / seconds if seconds else 0.0,
+        }
+
+    def default_chat_prompt(self, prompt: str, system_prompt: str | None = None) -> str:
+        """One-turn prompt in the architecture's usual format."""
+        chat = self.config.arch.chat
+        system = system_prompt if system_prompt is not None else chat.default_system
+        text = chat.start
+        if system is not None and chat.system:
+            text += chat.system.replace("{system}", system)
+        return text + chat.user.replace("{prompt}", prompt)
+
+    def get_image_embeddings(self, tokenizer: Any, image: Any, text_alias: Any = None) -> Any:
+        """Only a vision component has these."""
+        raise UnsupportedError("this component has no vision tower")

@@ -1,0 +1,149 @@
+"""Grouped-query attention with rotary positions, on whole sequences or on a paged cache."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .base import Module
+from .batch import Batch
+from .linear import Linear, run_group
+from .norm import RMSNorm
+from .rope import Rope, apply_rope
+
+
+class Attention(Module):
+    """x + o(attention(q, k, v)) with q, k, v from norm(x). `instance` is its layer of the cache."""
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        projections: tuple[Linear, Linear, Linear, Linear],
+        qk_norms: tuple[RMSNorm, RMSNorm] | None,
+        rope: Rope,
+        window: int = 0,
+    ) -> None:
+        super().__init__(key)
+        self.q_heads, self.kv_heads, self.head_dim = q_heads, kv_heads, head_dim
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = projections
+        self.q_norm, self.k_norm = qk_norms if qk_norms is not None else (None, None)
+        self.rope = rope
+        self.window = window
+        self.scale = 1.0 / math.sqrt(head_dim)
+        self.instance = 0
+
+    def repeat(self, instance: int) -> Attention:
+        """The same weights with another layer of the cache."""
+        twin = copy.copy(self)
+        twin.instance = instance
+        return twin
+
+    def children(self) -> list[Module]:
+        """See `Module.children`."""
+        parts: list[Module | None] = [
+            self.q_proj,
+            self.k_proj,
+            self.v_proj,
+            self.q_norm,
+            self.k_norm,
+            self.o_proj,
+        ]
+        return [part for part in parts if part is not None]
+
+    def label(self) -> str:
+        """See `Module.label`."""
+        text = f"Attention {self.q_heads} q, {self.kv_heads} kv heads of {self.head_dim}"
+        return f"{text}, window {self.window}" if self.window else text
+
+    def forward(self, x: Tensor, batch: Batch, norm: RMSNorm | None = None) -> Tensor:
+        """See `Module.forward`; returns x + attention(norm(x))."""
+        qkv = run_group(x, (self.q_proj, self.k_proj, self.v_proj), batch, norm=norm)
+        context = self._dense(qkv, batch) if batch.cache is None else self._paged(qkv, batch)
+        return run_group(context, (self.o_proj,), batch, residual=x)
+
+    def store(self, x: Tensor, batch: Batch, norm: RMSNorm | None = None) -> None:
+        """Only append keys and values to the cache: all that a prefill needs of the last layer."""
+        qkv = run_group(x, (self.q_proj, self.k_proj, self.v_proj), batch, norm=norm)
+        self._append(qkv, batch)
+
+    def _append(self, qkv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        from ..ops.attention import rope_append_
+
+        assert batch.cache is not None and batch.slots is not None
+        keys, values = batch.cache.kv(self.instance)
+        rope_append_(
+            qkv,
+            batch.rope_table(self.rope),
+            keys,
+            values,
+            batch.slots,
+            q_heads=self.q_heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            q_norm=None if self.q_norm is None else self.q_norm.weight,
+            k_norm=None if self.k_norm is None else self.k_norm.weight,
+            eps=0.0 if self.q_norm is None else self.q_norm.eps,
+        )
+        return keys, values
+
+    def _paged(self, qkv: Tensor, batch: Batch) -> Tensor:
+        from ..ops.attention import paged_attention
+
+        keys, values = self._append(qkv, batch)
+        return paged_attention(
+            qkv,
+            keys,
+            values,
+            batch.page_table,
+            batch.seq_lens,
+            batch.query_starts,
+            q_heads=self.q_heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            scale=self.scale,
+            window=self.window,
+            causal=batch.causal,
+        )
+
+    def _dense(self, qkv: Tensor, batch: Batch) -> Tensor:
+        m, d, q_size = qkv.shape[0], self.head_dim, self.q_heads * self.head_dim
+        kv_size = self.kv_heads * d
+        q, k, v = qkv.split([q_size, kv_size, kv_size], dim=-1)
+        q, k = q.reshape(m, self.q_heads, d), k.reshape(m, self.kv_heads, d)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm.forward(q.contiguous()), self.k_norm.forward(k.contiguous())
+        table = batch.rope_table(self.rope)
+        q, k = apply_rope(q, table), apply_rope(k, table)
+        shape = (batch.bsz, batch.q_len, -1, d)
+        q, k, v = (t.reshape(shape).transpose(1, 2) for t in (q, k, v))
+        mask = _window_mask(batch.q_len, self.window, batch.causal)
+        context = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=batch.causal and mask is None,
+            scale=self.scale,
+            enable_gqa=self.q_heads != self.kv_heads,
+        )
+        return context.transpose(1, 2).reshape(m, q_size)
+
+
+def _window_mask(length: int, window: int, causal: bool) -> Tensor | None:
+    """bool (length, length), True where a query (row) sees a key; None: no window to apply.
+
+    A window of w covers the query's own position and the w - 1 before it.
+    """
+    if not window or length <= window:
+        return None
+    offset = torch.arange(length)[:, None] - torch.arange(length)
+    visible = offset < window
+    return visible & (offset >= 0) if causal else visible & (offset > -window)

@@ -1,0 +1,49 @@
+"""Output head: logits over the padded vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .linear import Linear, padded, run_group
+from .norm import RMSNorm
+
+
+class Head(Linear):
+    """A linear layer whose output is padded to a multiple of 128 with -inf."""
+
+    def __init__(self, key: str, *, hidden: int, vocab: int, alt_key: str | None) -> None:
+        super().__init__(
+            key, in_features=hidden, out_features=vocab, is_head=True, alt_key=alt_key
+        )
+
+    def set_quantized(self, tensors) -> None:  # type: ignore[no-untyped-def]
+        """See `Linear.set_quantized`; the padded columns stay, to be masked in place."""
+        super().set_quantized(tensors)
+        if self.weight is not None and self.weight.bias is None:
+            self.weight = replace(self.weight, out_features=padded(self.out_features))
+
+    def logits(self, x: Tensor, batch: Batch, norm: RMSNorm | None = None) -> Tensor:
+        """float32 (rows, V_pad); columns from the vocabulary's size on are -inf.
+
+        Fused with the final norm where that is possible.
+        """
+        return self.mask(run_group(x, (self,), batch, norm=norm))
+
+    def mask(self, y: Tensor) -> Tensor:
+        """Pad the columns with -inf, in place if they are there already."""
+        width = padded(self.out_features)
+        if y.shape[-1] == width:
+            if width != self.out_features:
+                y[:, self.out_features :] = float("-inf")
+            return y
+        full = torch.full((y.shape[0], width), float("-inf"))
+        full[:, : y.shape[-1]] = y
+        return full
+
+    def forward(self, x: Tensor, batch: Batch | None = None) -> Tensor:
+        """float32 (m, hidden) -> (m, n), n the vocabulary or its padded size."""
+        return super().forward(x, batch)
