@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from .base import CacheLayer
 
 
-class CacheLayer_fp16(CacheLayer):  # noqa: N801
+class CacheLayer_fp16(CacheLayer):
     """Keys and values float16 (pages, 256, kv_heads, head_dim)."""
 
     def __init__(

@@ -10,24 +10,22 @@ from .dense import CacheLayer_fp16
 
 class _Unsupported(CacheLayer_fp16):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise UnsupportedError(
-            f"{type(self).__name__} is not supported yet: use CacheLayer_fp16"
-        )
+        raise UnsupportedError(f"{type(self).__name__} is not supported yet: use CacheLayer_fp16")
 
 
-class CacheLayer_quant(_Unsupported):  # noqa: N801
+class CacheLayer_quant(_Unsupported):
     """Keys and values of 2 to 8 bits."""
 
 
-class CacheLayer_MLA_fp16(_Unsupported):  # noqa: N801
+class CacheLayer_MLA_fp16(_Unsupported):
     """One latent per token."""
 
 
-class CacheLayer_MLA_quant(_Unsupported):  # noqa: N801
+class CacheLayer_MLA_quant(_Unsupported):
     """One quantised latent per token."""
 
 
-class CacheLayer_dsa(_Unsupported):  # noqa: N801
+class CacheLayer_dsa(_Unsupported):
     """Keys for sparse attention."""
 
 

@@ -64,6 +64,7 @@ class Config:
     rms_norm_eps: float
     hidden_act: str
     initializer_range: float
+    rope_settings: RopeSettings
 
     @staticmethod
     def from_directory(
@@ -161,7 +162,9 @@ class Config:
             )
 
     def _check_keys(self, ignore_keys: Sequence[str]) -> None:
-        unknown = [key for key in unknown_keys(self.config_dict, self.arch) if key not in ignore_keys]
+        unknown = [
+            key for key in unknown_keys(self.config_dict, self.arch) if key not in ignore_keys
+        ]
         if unknown:
             shown = ", ".join(f"{key} = {self.config_dict[key]!r}"[:80] for key in unknown)
             raise ConfigError(
@@ -226,7 +229,7 @@ class Config:
         self.max_position_embeddings: int = self.read_cfg(
             int, "max_position_embeddings", self.arch.default_max_positions
         )
-        self.rope_settings: RopeSettings = read_rope(
+        self.rope_settings = read_rope(
             self.config_dict, self.head_dim, self.max_position_embeddings, None
         )
         self.g_rope = self.rope_settings

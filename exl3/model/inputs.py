@@ -14,10 +14,28 @@ from ..modules import Batch
 Params = dict[str, Any]
 
 _KNOWN = frozenset(
-    """attn_mode cache batch_shape past_len block_table cache_seqlens position positions
-    position_ids last_tokens_only reconstruct causal recurrent_states recurrent_history
-    indexed_embeddings inv_freq mm_span_prefix export_state_layers export_state_norm_keys
-    export_states""".split()
+    [
+        "attn_mode",
+        "cache",
+        "batch_shape",
+        "past_len",
+        "block_table",
+        "cache_seqlens",
+        "position",
+        "positions",
+        "position_ids",
+        "last_tokens_only",
+        "reconstruct",
+        "causal",
+        "recurrent_states",
+        "recurrent_history",
+        "indexed_embeddings",
+        "inv_freq",
+        "mm_span_prefix",
+        "export_state_layers",
+        "export_state_norm_keys",
+        "export_states",
+    ]
 )
 _UNSUPPORTED = ("inv_freq", "export_state_layers", "export_state_norm_keys", "indexed_embeddings")
 
@@ -59,9 +77,7 @@ def check_ids(input_ids: Tensor, vocab: int) -> Tensor:
     if input_ids.numel():
         low, high = (int(v) for v in torch.aminmax(input_ids))
         if low < 0 or high >= vocab:
-            raise ShapeError(
-                f"input_ids has id {low if low < 0 else high}, outside 0..{vocab - 1}"
-            )
+            raise ShapeError(f"input_ids has id {low if low < 0 else high}, outside 0..{vocab - 1}")
     return input_ids.to(torch.int64)
 
 

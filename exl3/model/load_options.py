@@ -59,9 +59,7 @@ class LoadArguments:
         if self.tensor_p:
             raise UnsupportedError("tensor_p: this version runs on one CPU only")
         if self.device is not None and torch.device(self.device).type != "cpu":
-            raise UnsupportedError(
-                f"device {str(self.device)!r}: this version runs on 'cpu' only"
-            )
+            raise UnsupportedError(f"device {str(self.device)!r}: this version runs on 'cpu' only")
         if split:
             logger.info("reserve_per_device and use_per_device have no effect on the CPU")
 

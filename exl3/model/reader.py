@@ -14,28 +14,99 @@ NO_DEFAULT = object()
 
 # Keys that say nothing about the numbers a text model computes.
 HARMLESS_KEYS = frozenset(
-    """_attn_implementation _attn_implementation_autoset _commit_hash _name_or_path add_cross_attention
-    architectures attention_dropout auto_map bad_words_ids begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id
-    diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
-    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range
-    is_decoder is_encoder_decoder keys_to_ignore_at_inference label2id length_penalty max_length
-    min_length model_type no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
-    original_quantization_config output_attentions output_hidden_states output_router_logits
-    output_scores pad_token_id prefix pretraining_tp problem_type quantization_config
-    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
-    sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
-    tie_encoder_decoder tokenizer_class top_k top_p torch_dtype torchscript
-    transformers.js_config transformers_version typical_p unk_token_id use_bfloat16 use_cache
-    use_mrope""".split()
+    [
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_commit_hash",
+        "_name_or_path",
+        "add_cross_attention",
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "classifier_dropout",
+        "cross_attention_hidden_size",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "dtype",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "eos_token_id",
+        "exponential_decay_length_penalty",
+        "finetuning_task",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "gradient_checkpointing",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "keys_to_ignore_at_inference",
+        "label2id",
+        "length_penalty",
+        "max_length",
+        "min_length",
+        "model_type",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "original_quantization_config",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "output_scores",
+        "pad_token_id",
+        "prefix",
+        "pretraining_tp",
+        "problem_type",
+        "quantization_config",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "resid_pdrop",
+        "return_dict",
+        "return_dict_in_generate",
+        "sep_token_id",
+        "suppress_tokens",
+        "task_specific_params",
+        "temperature",
+        "tf_legacy_loss",
+        "tie_encoder_decoder",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "torchscript",
+        "transformers.js_config",
+        "transformers_version",
+        "typical_p",
+        "unk_token_id",
+        "use_bfloat16",
+        "use_cache",
+        "use_mrope",
+    ]
 )
 HARMLESS_PREFIXES = ("unsloth",)
 
 # Keys of the decoder that `Config` reads outside the spec's fields.
 COMMON_KEYS = frozenset(
-    """max_position_embeddings original_max_position_embeddings rope_theta rope_scaling
-    rope_parameters partial_rotary_factor tie_word_embeddings sliding_window layer_types""".split()
+    [
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "partial_rotary_factor",
+        "tie_word_embeddings",
+        "sliding_window",
+        "layer_types",
+    ]
 )
 
 

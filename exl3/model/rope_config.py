@@ -11,9 +11,25 @@ from .reader import read_value
 
 _ALIASES = {"su": "longrope", "none": "default", "": "default"}
 _KEYS = frozenset(
-    """rope_type type rope_theta factor original_max_position_embeddings attention_factor
-    low_freq_factor high_freq_factor beta_fast beta_slow mscale mscale_all_dim truncate
-    short_factor long_factor partial_rotary_factor finetuned""".split()
+    [
+        "rope_type",
+        "type",
+        "rope_theta",
+        "factor",
+        "original_max_position_embeddings",
+        "attention_factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+        "short_factor",
+        "long_factor",
+        "partial_rotary_factor",
+        "finetuned",
+    ]
 )
 _NEEDED = {
     "linear": ("factor",),

@@ -13,7 +13,7 @@ from .base import Module
 from .batch import Batch
 from .linear import Linear, run_group
 from .norm import RMSNorm
-from .rope import Rope, apply_rope
+from .rope import Rope
 
 
 class Attention(Module):
@@ -34,7 +34,8 @@ class Attention(Module):
         super().__init__(key)
         self.q_heads, self.kv_heads, self.head_dim = q_heads, kv_heads, head_dim
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = projections
-        self.q_norm, self.k_norm = qk_norms if qk_norms is not None else (None, None)
+        self.q_norm = None if qk_norms is None else qk_norms[0]
+        self.k_norm = None if qk_norms is None else qk_norms[1]
         self.rope = rope
         self.window = window
         self.scale = 1.0 / math.sqrt(head_dim)
@@ -74,11 +75,11 @@ class Attention(Module):
         qkv = run_group(x, (self.q_proj, self.k_proj, self.v_proj), batch, norm=norm)
         self._append(qkv, batch)
 
-    def _append(self, qkv: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        from ..ops.attention import rope_append_
+    def _append(self, qkv: Tensor, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+        """Norm and rotate q and k in place; store keys and values if there is a cache."""
+        from ..ops.rope import rope_append_
 
-        assert batch.cache is not None and batch.slots is not None
-        keys, values = batch.cache.kv(self.instance)
+        keys, values = (None, None) if batch.cache is None else batch.cache.kv(self.instance)
         rope_append_(
             qkv,
             batch.rope_table(self.rope),
@@ -90,7 +91,7 @@ class Attention(Module):
             head_dim=self.head_dim,
             q_norm=None if self.q_norm is None else self.q_norm.weight,
             k_norm=None if self.k_norm is None else self.k_norm.weight,
-            eps=0.0 if self.q_norm is None else self.q_norm.eps,
+            eps=1e-6 if self.q_norm is None else self.q_norm.eps,
         )
         return keys, values
 
@@ -98,6 +99,8 @@ class Attention(Module):
         from ..ops.attention import paged_attention
 
         keys, values = self._append(qkv, batch)
+        assert keys is not None and values is not None and batch.page_table is not None
+        assert batch.seq_lens is not None and batch.query_starts is not None
         return paged_attention(
             qkv,
             keys,
@@ -114,16 +117,11 @@ class Attention(Module):
         )
 
     def _dense(self, qkv: Tensor, batch: Batch) -> Tensor:
-        m, d, q_size = qkv.shape[0], self.head_dim, self.q_heads * self.head_dim
-        kv_size = self.kv_heads * d
-        q, k, v = qkv.split([q_size, kv_size, kv_size], dim=-1)
-        q, k = q.reshape(m, self.q_heads, d), k.reshape(m, self.kv_heads, d)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm.forward(q.contiguous()), self.k_norm.forward(k.contiguous())
-        table = batch.rope_table(self.rope)
-        q, k = apply_rope(q, table), apply_rope(k, table)
+        self._append(qkv, batch)
+        d = self.head_dim
+        parts = qkv.split([self.q_heads * d, self.kv_heads * d, self.kv_heads * d], dim=-1)
         shape = (batch.bsz, batch.q_len, -1, d)
-        q, k, v = (t.reshape(shape).transpose(1, 2) for t in (q, k, v))
+        q, k, v = (part.reshape(shape).transpose(1, 2) for part in parts)
         mask = _window_mask(batch.q_len, self.window, batch.causal)
         context = F.scaled_dot_product_attention(
             q,
@@ -134,7 +132,7 @@ class Attention(Module):
             scale=self.scale,
             enable_gqa=self.q_heads != self.kv_heads,
         )
-        return context.transpose(1, 2).reshape(m, q_size)
+        return context.transpose(1, 2).reshape(batch.rows, -1)
 
 
 def _window_mask(length: int, window: int, causal: bool) -> Tensor | None:

@@ -96,7 +96,5 @@ def read_float(stc: TensorSource, key: str, shape: tuple[int, ...]) -> Tensor:
     """
     tensor = read_tensor(stc, key, shape)
     if tensor.dtype not in FLOAT_DTYPES:
-        raise FormatError(
-            f"tensor {key} is {tensor.dtype}, expected float16, bfloat16 or float32"
-        )
+        raise FormatError(f"tensor {key} is {tensor.dtype}, expected float16, bfloat16 or float32")
     return tensor

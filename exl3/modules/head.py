@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,16 +12,17 @@ from .batch import Batch
 from .linear import Linear, padded, run_group
 from .norm import RMSNorm
 
+if TYPE_CHECKING:
+    from ..quant.types import QuantizedTensors
+
 
 class Head(Linear):
     """A linear layer whose output is padded to a multiple of 128 with -inf."""
 
     def __init__(self, key: str, *, hidden: int, vocab: int, alt_key: str | None) -> None:
-        super().__init__(
-            key, in_features=hidden, out_features=vocab, is_head=True, alt_key=alt_key
-        )
+        super().__init__(key, in_features=hidden, out_features=vocab, is_head=True, alt_key=alt_key)
 
-    def set_quantized(self, tensors) -> None:  # type: ignore[no-untyped-def]
+    def set_quantized(self, tensors: QuantizedTensors) -> None:
         """See `Linear.set_quantized`; the padded columns stay, to be masked in place."""
         super().set_quantized(tensors)
         if self.weight is not None and self.weight.bias is None:

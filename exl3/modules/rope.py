@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies of every variant, and their application to dense tensors.
+"""Rotary position embedding: frequencies of every variant.
 
 Sources: RoFormer (arXiv 2104.09864), YaRN (arXiv 2309.00071), LongRoPE (arXiv 2402.13753); linear,
 dynamic NTK and Llama 3.1 scaling as their published configurations define them.
@@ -138,14 +138,3 @@ class Rope:
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
         self.inv_freq, self.scale = settings.frequencies()
-
-
-def apply_rope(x: Tensor, table: Tensor) -> Tensor:
-    """Rotate float32 (..., heads, head_dim) by a table (..., rot) = [cos | sin], rot <= head_dim.
-
-    Pairs are (i, i + rot/2), as Hugging Face checkpoints have them.
-    """
-    half = table.shape[-1] // 2
-    cos, sin = table[..., None, :half], table[..., None, half:]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

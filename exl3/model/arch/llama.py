@@ -10,8 +10,7 @@ from ..arch_spec import DECODER_FIELDS, GATED_MLP, GQA, Arch, Attention, ChatFor
 def biased_attention(attention: Attention, flags: tuple[bool | str, ...]) -> Attention:
     """The attention with the given bias rule for q, k, v and o."""
     q, k, v, o = (
-        replace(proj, bias=flag)
-        for proj, flag in zip(attention.projections, flags, strict=True)
+        replace(proj, bias=flag) for proj, flag in zip(attention.projections, flags, strict=True)
     )
     return replace(attention, projections=(q, k, v, o))
 
