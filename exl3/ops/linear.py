@@ -129,7 +129,7 @@ def linear_add_(
     norm: Norm | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    """`residual += linear(x, weights, ...)` in place; returns `residual`. They may be one tensor."""
+    """`residual += linear(x, weights, ...)` in place; returns `residual`, which may also be x."""
     ops().linear_add_(residual, x, *_arguments(weights, norm, activation))
     return residual
 
@@ -159,14 +159,12 @@ def linear_reference(
     for weight in weights:
         y = h @ weight_reference(weight)
         parts.append(y if weight.bias is None else y + weight.bias.double())
-    if activation is None:
-        y = torch.cat(parts, -1)
-    else:
-        y = _activate(parts[0], activation) * parts[1]
+    gated = activation is not None
+    y = _activate(parts[0], activation) * parts[1] if gated else torch.cat(parts, -1)
     return y if residual is None else y + residual.double()
 
 
-def _activate(x: Tensor, kind: str) -> Tensor:
+def _activate(x: Tensor, kind: str | None) -> Tensor:
     if kind == "silu":
         return functional.silu(x)
     if kind == "relu":
