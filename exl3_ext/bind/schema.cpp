@@ -22,6 +22,7 @@ STABLE_TORCH_LIBRARY(exl3, m) {
   m.def("trellis_decode(Tensor trellis, int codebook) -> Tensor");
   m.def("trellis_prepare(Tensor trellis) -> Tensor");
   m.def("trellis_restore(Tensor planes) -> Tensor");
+  m.def("gemm_large(Tensor x, Tensor planes, int codebook) -> Tensor");
 
   // Linear
   m.def(

@@ -8,6 +8,7 @@
 namespace exl3 {
 
 struct EncodeParams;
+struct GemmLargeParams;
 struct HadamardParams;
 struct TrellisDecodeParams;
 struct TrellisPackParams;
@@ -40,6 +41,10 @@ struct KernelTable {
   void (*linear_bytes)(const LinearStrips& s) = nullptr;
   void (*linear_epilogue)(const LinearParams& p, const LinearPlan& plan, int weight,
                           int64_t block) = nullptr;
+  // Groups [begin, end) of 16 rows of x into the workspace; null: strips read x itself.
+  void (*gemm_large_inputs)(const GemmLargeParams& p, int64_t begin, int64_t end) = nullptr;
+  // Strips [begin, end) of 16 columns; both even.
+  void (*gemm_large_strips)(const GemmLargeParams& p, int64_t begin, int64_t end) = nullptr;
 };
 
 void fill_generic(KernelTable& t);

@@ -1,7 +1,8 @@
+#include "cpu/avx2/hadamard.h"
 #include "cpu/table.h"
 
 namespace exl3 {
 
-void fill_avx2(KernelTable&) {}
+void fill_avx2(KernelTable& t) { t.hadamard_rows = avx2::hadamard_rows; }
 
 }  // namespace exl3

@@ -1,7 +1,8 @@
+#include "cpu/avx512/hadamard.h"
 #include "cpu/table.h"
 
 namespace exl3 {
 
-void fill_avx512(KernelTable&) {}
+void fill_avx512(KernelTable& t) { t.hadamard_rows = avx512::hadamard_rows; }
 
 }  // namespace exl3

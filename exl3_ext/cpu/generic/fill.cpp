@@ -1,4 +1,5 @@
 #include "cpu/generic/encode.h"
+#include "cpu/generic/gemm_large.h"
 #include "cpu/generic/hadamard.h"
 #include "cpu/generic/linear.h"
 #include "cpu/generic/trellis.h"
@@ -17,6 +18,7 @@ void fill_generic(KernelTable& t) {
   t.linear_prologue = generic::linear_prologue;
   t.linear_words = generic::linear_words;
   t.linear_epilogue = generic::linear_epilogue;
+  t.gemm_large_strips = generic::gemm_large_strips;
 }
 
 }  // namespace exl3

@@ -1,0 +1,6 @@
+#pragma once
+#include "exl3/hadamard.h"
+
+namespace exl3::avx512 {
+void hadamard_rows(const HadamardParams& p, int64_t begin, int64_t end);
+}
