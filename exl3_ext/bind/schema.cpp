@@ -15,6 +15,21 @@ STABLE_TORCH_LIBRARY(exl3, m) {
   // Encoder
   m.def("trellis_encode(Tensor tiles, Tensor codebook, int bits) -> (Tensor, Tensor)");
 
+  // Rows, rotary embedding, attention
+  m.def("rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset) -> Tensor");
+  m.def("gated_activation(Tensor gate_up, int kind) -> Tensor");
+  m.def("embedding(Tensor ids, Tensor table, float scale) -> Tensor");
+  m.def("argmax(Tensor logits, int valid) -> Tensor");
+  m.def("rope_table(Tensor positions, Tensor inv_freq, float scale) -> Tensor");
+  m.def(
+      "rope_append_(Tensor(a!) qkv, Tensor? table, Tensor(b!)? k_cache, Tensor(c!)? v_cache, "
+      "Tensor? slots, Tensor? q_norm, Tensor? k_norm, int q_heads, int kv_heads, int head_dim, "
+      "int v_head_dim, float eps, float norm_offset, bool interleaved) -> ()");
+  m.def(
+      "paged_attention(Tensor qkv, Tensor k_cache, Tensor v_cache, Tensor page_table, "
+      "Tensor seq_lens, Tensor query_starts, int q_heads, int kv_heads, int head_dim, "
+      "float scale, int window, float softcap, bool causal) -> Tensor");
+
   // Codec
   m.def("hadamard_128(Tensor x, Tensor? pre_scale, Tensor? post_scale) -> Tensor");
   m.def("trellis_pack(Tensor states, int bits) -> Tensor");

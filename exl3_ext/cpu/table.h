@@ -17,6 +17,15 @@ struct LinearParams;
 struct LinearPlan;
 struct LinearStrips;
 struct LinearWeightPlan;
+struct RmsNormParams;
+struct GatedActivationParams;
+struct EmbeddingParams;
+struct ArgmaxParams;
+struct RopeTableParams;
+struct RopeAppendParams;
+struct AttentionParams;
+struct AttentionTask;
+struct AttentionMerge;
 
 struct KernelTable {
   // Tiles [begin, end) of a trellis search; `workspace` is the calling thread's.
@@ -45,6 +54,22 @@ struct KernelTable {
   void (*gemm_large_inputs)(const GemmLargeParams& p, int64_t begin, int64_t end) = nullptr;
   // Strips [begin, end) of 16 columns; both even.
   void (*gemm_large_strips)(const GemmLargeParams& p, int64_t begin, int64_t end) = nullptr;
+
+  // Rows [begin, end).
+  void (*rms_norm_rows)(const RmsNormParams& p, int64_t begin, int64_t end) = nullptr;
+  void (*embedding_rows)(const EmbeddingParams& p, int64_t begin, int64_t end) = nullptr;
+  void (*argmax_rows)(const ArgmaxParams& p, int64_t begin, int64_t end) = nullptr;
+  void (*rope_table_rows)(const RopeTableParams& p, int64_t begin, int64_t end) = nullptr;
+  void (*rope_append_rows)(const RopeAppendParams& p, int64_t begin, int64_t end) = nullptr;
+  // Elements [begin, end) of the result, counted row by row.
+  void (*gated_activation_span)(const GatedActivationParams& p, int64_t begin,
+                                int64_t end) = nullptr;
+
+  // One task of attention; `scratch` is attention_scratch(p) floats, aligned to 64 bytes.
+  void (*attention_task)(const AttentionParams& p, const AttentionTask& t, float* partial,
+                         float* scratch) = nullptr;
+  void (*attention_merge)(const AttentionParams& p, const AttentionMerge& m,
+                          const float* partial) = nullptr;
 };
 
 void fill_generic(KernelTable& t);

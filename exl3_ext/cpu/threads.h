@@ -41,4 +41,17 @@ void parallel_for(int64_t n, int64_t grain, const F& f) {
       &context);
 }
 
+// parallel_tasks(tasks, grain, f): f(task, thread) once for each task; in the caller, in order,
+// when there are no more than `grain` tasks.
+template <class F>
+void parallel_tasks(int64_t tasks, int64_t grain, const F& f) {
+  if (tasks <= grain) {
+    for (int64_t t = 0; t < tasks; ++t) f(t, 0);
+    return;
+  }
+  parallel_run(
+      tasks, [](void* c, int64_t task, int thread) { (*static_cast<const F*>(c))(task, thread); },
+      const_cast<F*>(&f));
+}
+
 }  // namespace exl3

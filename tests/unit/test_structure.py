@@ -36,6 +36,8 @@ FIXED_SIGNATURES = {
     "generator/job.py": {"__init__"},
     "model/model.py": {"load", "load_gen"},
     "model_init.py": {"add_args", "init"},
+    "ops/attention.py": {"paged_attention"},
+    "ops/rope.py": {"rope_append_"},
 }
 
 

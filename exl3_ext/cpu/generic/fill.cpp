@@ -1,7 +1,9 @@
+#include "cpu/generic/attention.h"
 #include "cpu/generic/encode.h"
 #include "cpu/generic/gemm_large.h"
 #include "cpu/generic/hadamard.h"
 #include "cpu/generic/linear.h"
+#include "cpu/generic/rows.h"
 #include "cpu/generic/trellis.h"
 #include "cpu/table.h"
 
@@ -19,6 +21,14 @@ void fill_generic(KernelTable& t) {
   t.linear_words = generic::linear_words;
   t.linear_epilogue = generic::linear_epilogue;
   t.gemm_large_strips = generic::gemm_large_strips;
+  t.rms_norm_rows = generic::rms_norm_rows;
+  t.gated_activation_span = generic::gated_activation_span;
+  t.embedding_rows = generic::embedding_rows;
+  t.argmax_rows = generic::argmax_rows;
+  t.rope_table_rows = generic::rope_table_rows;
+  t.rope_append_rows = generic::rope_append_rows;
+  t.attention_task = generic::attention_task;
+  t.attention_merge = generic::attention_merge;
 }
 
 }  // namespace exl3

@@ -9,6 +9,7 @@ enum class Status : int {
   kBadArgument,  // sizes that the binding should have refused
   kOutOfMemory,  // workspace could not be allocated
   kDeviceError,  // the device runtime refused the launch
+  kOutOfRange,   // an id, slot, length or page read at run time lies outside its table
 };
 
 constexpr const char* status_text(Status s) {
@@ -23,6 +24,8 @@ constexpr const char* status_text(Status s) {
       return "out of memory";
     case Status::kDeviceError:
       return "device error";
+    case Status::kOutOfRange:
+      return "an id, slot, length or page lies outside its table";
   }
   return "unknown status";
 }

@@ -1,0 +1,105 @@
+"""Attention over a paged cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..constants import PAGE_SIZE
+from .registry import fake, ops
+
+
+@fake("paged_attention")
+def _(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
+    q_heads = rest[3]
+    return qkv.new_empty((qkv.shape[0], q_heads * v_cache.shape[3]))
+
+
+def paged_attention(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    *,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    causal: bool = True,
+) -> Tensor:
+    """softmax(scale * q k^T) v of each sequence's new tokens over all its tokens.
+
+    The queries of sequence b are rows query_starts[b] up to query_starts[b + 1]; the last one is at
+    position seq_lens[b] - 1. A query that sees no key gets zeros, as do rows of no sequence. The
+    result of a sequence does not depend on the others nor on the number of threads.
+
+    Args:
+        qkv: float32 (m, >= q_heads*head_dim): q in the first columns; rows may be strided.
+        k_cache: float16 (pages, 256, kv_heads, head_dim).
+        v_cache: float16 (pages, 256, kv_heads, v_head_dim).
+        page_table: int32 (bsz, max_pages); entries past a sequence's pages are never read.
+        seq_lens: int32 (bsz,), this step's tokens included; slots past them are never read.
+        query_starts: int32 (bsz + 1,), not decreasing, within 0..m.
+        q_heads: a multiple of kv_heads.
+        scale: of the scores.
+        window: number of keys that a query sees, itself included; 0: all.
+        softcap: scores become softcap * tanh(score / softcap); 0: off.
+        causal: a query sees no key after its own; otherwise it sees up to seq_lens[b].
+    Returns:
+        float32 (m, q_heads*v_head_dim).
+    Raises:
+        RuntimeError: wrong dtype, shape or layout; at run time a length, start or page in use that
+            lies outside its table.
+    Source: online softmax, Milakov and Gimelshein, arXiv 1805.02867; paging, arXiv 2309.06180.
+    """
+    sequences = (page_table, seq_lens, query_starts)
+    heads = (q_heads, kv_heads, head_dim)
+    return ops().paged_attention(
+        qkv, k_cache, v_cache, *sequences, *heads, scale, window, softcap, causal
+    )
+
+
+def gather_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
+    """The first `length` tokens of a sequence in the cache, float64 (length, kv_heads, dim)."""
+    used = pages[: (length + PAGE_SIZE - 1) // PAGE_SIZE].to(torch.int64)
+    return cache[used].flatten(0, 1)[:length].to(torch.float64)
+
+
+def paged_attention_reference(
+    qkv: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    query_starts: Tensor,
+    **options: Any,
+) -> Tensor:
+    """`paged_attention` in float64 with plain torch, rounded once."""
+    heads, kv_heads, dim = (options[n] for n in ("q_heads", "kv_heads", "head_dim"))
+    window, softcap = options.get("window", 0), options.get("softcap", 0.0)
+    out = torch.zeros(qkv.shape[0], heads, v_cache.shape[3], dtype=torch.float64)
+    for b, length in enumerate(seq_lens.tolist()):
+        start, stop = query_starts[b : b + 2].tolist()
+        k, v = (gather_pages(c, page_table[b], length) for c in (k_cache, v_cache))
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+        q = qkv[start:stop, : heads * dim].to(torch.float64).unflatten(1, (heads, dim))
+        score = torch.einsum("qhd,khd->hqk", q, k) * options["scale"]
+        if softcap:
+            score = softcap * torch.tanh(score / softcap)
+        position = torch.arange(stop - start)[:, None] + length - (stop - start)
+        key = torch.arange(length)
+        hidden = torch.zeros(stop - start, length, dtype=torch.bool)
+        if options.get("causal", True):
+            hidden |= key > position
+        if window:
+            hidden |= key <= position - window
+        hidden |= position < 0
+        weight = score.masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num(0.0)
+        out[start:stop] = torch.einsum("hqk,khd->qhd", weight, v)
+    return out.flatten(1).to(torch.float32)

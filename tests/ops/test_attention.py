@@ -1,0 +1,179 @@
+"""paged_attention against its reference, at every instruction level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from exl3.ops.attention import paged_attention, paged_attention_reference
+from exl3.ops.graph import record
+
+PAGE = 256
+
+
+def case(
+    lengths: list[tuple[int, int]], heads: tuple[int, int, int, int], *, seed: int = 0
+) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Sequences of (context, queries) in scattered pages; all that must not be read is poisoned."""
+    torch.manual_seed(seed)
+    q_heads, kv_heads, dim, v_dim = heads
+    used = [(length + PAGE - 1) // PAGE for length, _ in lengths]
+    max_pages = max([*used, 0]) + 2
+    order = torch.randperm(sum(used) + 1).to(torch.int32)
+    table = torch.full((len(lengths), max_pages), 1 << 30, dtype=torch.int32)
+    caches = [
+        torch.full((sum(used) + 1, PAGE, kv_heads, d), torch.nan).half() for d in (dim, v_dim)
+    ]
+    at = 0
+    for b, (length, _) in enumerate(lengths):
+        table[b, : used[b]] = order[at : at + used[b]]
+        at += used[b]
+        for t in range(0, length, PAGE):
+            n = min(PAGE, length - t)
+            for cache in caches:
+                cache[table[b, t // PAGE], :n] = torch.randn(n, *cache.shape[2:]).half()
+    starts = torch.tensor([0, *[q for _, q in lengths]]).cumsum(0).to(torch.int32)
+    seq_lens = torch.tensor([n for n, _ in lengths], dtype=torch.int32)
+    width = q_heads * dim + kv_heads * (dim + v_dim)
+    wide = torch.full((int(starts[-1]), width), torch.nan)
+    wide[:, : q_heads * dim] = torch.randn(int(starts[-1]), q_heads * dim)
+    options = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": dim, "scale": dim**-0.5}
+    return [wide, *caches, table, seq_lens, starts], options
+
+
+def check(args: list[torch.Tensor], options: dict[str, Any], tolerance: float = 3e-6) -> None:
+    got = paged_attention(*args, **options)
+    want = paged_attention_reference(*args, **options)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    assert torch.equal(got, paged_attention(*args, **options))
+
+
+DIMS = [(2, 1, d, d) for d in (64, 80, 96, 128, 192, 256, 512)]
+DIMS += [(9, 3, 64, 64), (4, 4, 64, 64), (8, 1, 128, 128), (71, 1, 64, 64), (2, 1, 192, 128)]
+DIMS += [(3, 1, 20, 36), (2, 2, 72, 40)]
+
+
+@pytest.mark.parametrize("heads", DIMS)
+def test_head_dims_in_decode_and_prefill(isa: str, heads: tuple[int, int, int, int]) -> None:
+    check(*case([(300, 1), (70, 70), (515, 3), (40, 9)], heads))
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 255, 256, 257, 1025])
+def test_decode_lengths(isa: str, length: int, queries: int) -> None:
+    if queries <= length:
+        check(*case([(length, queries)], (4, 2, 64, 64)))
+
+
+@pytest.mark.parametrize("queries", [21, 22, 64, 100, 257])
+@pytest.mark.parametrize("before", [0, 1, 63, 256, 300])
+def test_prefill_lengths(isa: str, queries: int, before: int) -> None:
+    check(*case([(queries + before, queries)], (3, 1, 64, 64)))
+
+
+@pytest.mark.parametrize("length", [8191, 9000])
+@pytest.mark.parametrize("queries", [1, 3, 40])
+def test_long_context_is_split(isa: str, length: int, queries: int) -> None:
+    check(*case([(length, queries)], (2, 1, 64, 64)))
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 100, 256, 300])
+@pytest.mark.parametrize("queries", [1, 3, 150])
+def test_window_edges(isa: str, window: int, queries: int) -> None:
+    for length in (window - 1, window, window + 1, window + 400):
+        if length >= queries:
+            args, options = case([(length, queries)], (3, 1, 64, 64))
+            check(args, options | {"window": window})
+            check(args, options | {"window": window, "causal": False})
+
+
+def test_keys_before_the_window_are_not_read(isa: str) -> None:
+    args, options = case([(900, 2), (900, 120)], (3, 1, 64, 64))
+    want = paged_attention_reference(*args, **options, window=100)
+    for b, first in ((0, 900 - 2 + 1 - 100), (1, 900 - 120 + 1 - 100)):
+        for t in range(first):
+            args[1][args[3][b, t // PAGE], t % PAGE] = torch.nan
+            args[2][args[3][b, t // PAGE], t % PAGE] = torch.nan
+        args[3][b, : first // PAGE] = 1 << 30
+    got = paged_attention(*args, **options, window=100)
+    torch.testing.assert_close(got, want, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("queries", [1, 90])
+def test_softcap_scale_and_no_mask(isa: str, queries: int) -> None:
+    args, options = case([(300, queries)], (3, 1, 64, 64))
+    check(args, options | {"softcap": 30.0, "scale": 4.0}, 2e-5)
+    check(args, options | {"causal": False})
+    check(args, options | {"scale": 10.0}, 2e-4)  # scores of hundreds: a one-hot softmax
+
+
+def test_empty_sequences_and_rows_of_none(isa: str) -> None:
+    args, options = case([(0, 0), (300, 1), (7, 0), (0, 0), (20, 20), (0, 0)], (3, 1, 64, 64))
+    check(args, options)
+    args[0] = torch.cat([args[0], torch.zeros(5, args[0].shape[1])])
+    args[5][-1] += 2  # two queries of a sequence without keys, then three rows of no sequence
+    got = paged_attention(*args, **options)
+    assert torch.equal(got[-5:], torch.zeros_like(got[-5:]))
+    torch.testing.assert_close(got, paged_attention_reference(*args, **options), rtol=0, atol=3e-6)
+    args, options = case([(5, 5)], (3, 1, 64, 64))
+    args[4][0] = 3  # two queries before position 0
+    assert torch.equal(paged_attention(*args, **options)[:2], torch.zeros(2, 3 * 64))
+    check(args, options)
+    args, options = case([], (3, 1, 64, 64))
+    assert paged_attention(*args, **options).shape == (0, 3 * 64)
+
+
+def test_batched_equals_single_bit_for_bit(isa: str) -> None:
+    lengths = [(2000, 1), (300, 40), (64, 1), (700, 2)]
+    args, options = case(lengths, (9, 3, 64, 64))
+    together = paged_attention(*args, **options)
+    for b in range(len(lengths)):
+        start, stop = args[5][b : b + 2].tolist()
+        starts = torch.tensor([0, stop - start], dtype=torch.int32)
+        alone = [args[0][start:stop], *args[1:3], args[3][b : b + 1], args[4][b : b + 1], starts]
+        assert torch.equal(paged_attention(*alone, **options), together[start:stop])
+
+
+@pytest.mark.parametrize(("queries", "at"), [(1, 0), (1, 299), (100, 250)])
+def test_nan_of_a_key_reaches_its_queries(isa: str, queries: int, at: int) -> None:
+    args, options = case([(300, queries)], (3, 1, 64, 64))
+    args[1][args[3][0, at // PAGE], at % PAGE] = torch.nan
+    got = paged_attention(*args, **options).isnan().all(1)
+    sees = torch.arange(queries) + 300 - queries >= at
+    assert torch.equal(got, sees)
+
+
+def test_replay_reads_lengths_and_pages(isa: str) -> None:
+    args, options = case([(700, 1)], (9, 3, 64, 64))
+    args[4][0] = 10
+    graph = record(lambda: paged_attention(*args, **options))
+    for length in (255, 256, 257, 700):
+        args[4][0] = length
+        want = paged_attention_reference(*args, **options)
+        torch.testing.assert_close(graph.replay(), want, rtol=3e-6, atol=3e-6)
+
+
+# Argument, place and bad value.
+BAD = [(3, (0, 0), -1), (3, (0, 1), 9), (4, 0, 5000), (4, 0, -1), (5, 1, 7), (5, 0, -1)]
+
+
+def test_bad_lengths_and_pages_are_errors() -> None:
+    for index, place, value in BAD:
+        args, options = case([(300, 4)], (3, 1, 64, 64))
+        args[index][place] = value
+        with pytest.raises(RuntimeError, match="outside its table"):
+            paged_attention(*args, **options)
+    args, options = case([(300, 1)], (3, 1, 64, 64))
+    with pytest.raises(RuntimeError, match="expected a multiple of kv_heads"):
+        paged_attention(*args, **options | {"kv_heads": 2})
+    with pytest.raises(RuntimeError, match="page_table has dtype Long, expected Int"):
+        paged_attention(*args[:3], args[3].long(), *args[4:], **options)
+
+
+def test_opcheck() -> None:
+    args, _ = case([(20, 2)], (2, 1, 16, 16))
+    args = [a.nan_to_num(0.0) if a.is_floating_point() else a for a in args]
+    op = torch.ops.exl3.paged_attention.default
+    torch.library.opcheck(op, (*args, 2, 1, 16, 0.25, 0, 0.0, True))
