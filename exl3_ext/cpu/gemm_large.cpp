@@ -1,6 +1,8 @@
 // Splits a large product over threads: first the rows of x (conversion), then the columns.
 #include "exl3/gemm_large.h"
 
+#include <cstring>
+
 #include "cpu/table.h"
 #include "cpu/threads.h"
 
@@ -14,13 +16,21 @@ constexpr int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
 
 }  // namespace
 
-// Room for x in bfloat16, rows padded to whole tiles.
-int64_t gemm_large_workspace(int64_t m, int64_t k) { return round_up(m, kRowTile) * k * 2; }
+// Room for x in float32 or bfloat16, rows padded to whole tiles.
+int64_t gemm_large_workspace(int64_t m, int64_t k) {
+  return round_up(m, kRowTile) * k * static_cast<int64_t>(sizeof(float));
+}
 
 Status gemm_large_cpu(const GemmLargeParams& p) {
   if (p.bits < 1 || p.bits > 8 || p.k % kHadamardDim || p.n % kHadamardDim)
     return Status::kBadArgument;
   if (p.m == 0 || p.n == 0) return Status::kOk;
+  if (p.k == 0) {
+    for (int64_t row = 0; row < p.m; ++row) {
+      std::memset(p.y + row * p.y_stride, 0, static_cast<size_t>(p.n) * sizeof(float));
+    }
+    return Status::kOk;
+  }
   const KernelTable& table = kernels();
   if (table.gemm_large_inputs) {
     parallel_for(round_up(p.m, kRowTile) / kRowTile, 1,

@@ -58,6 +58,13 @@ def test_shapes(isa: str, k: int, n: int) -> None:
     check(torch.randn(17, k), random_planes(k, n, 3), Codebook.MUL1)
 
 
+def test_empty(isa: str) -> None:
+    planes = torch.zeros(8, 0, 64, dtype=torch.int16)
+    assert torch.equal(gemm_large(torch.zeros(3, 0), planes, Codebook.MUL1), torch.zeros(3, 128))
+    none = torch.zeros(0, 8, 64, dtype=torch.int16)
+    assert gemm_large(torch.zeros(3, 128), none, Codebook.MUL1).shape == (3, 0)
+
+
 def test_strided_rows_and_guard(isa: str) -> None:
     planes = random_planes(256, 128, 5)
     wide = torch.full((19, 300), float("nan"))

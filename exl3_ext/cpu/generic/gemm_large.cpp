@@ -28,11 +28,6 @@ void gemm_large_strips(const GemmLargeParams& p, int64_t begin, int64_t end) {
   float w[kBlockTiles * kTileDim][kTileDim];
   for (int64_t strip = begin; strip < end; ++strip) {
     float* y = p.y + strip * kTileDim;
-    if (p.k == 0) {
-      for (int64_t row = 0; row < p.m; ++row) {
-        for (int c = 0; c < kTileDim; ++c) y[row * p.y_stride + c] = 0;
-      }
-    }
     for (int64_t at = 0; at < p.k; at += kHadamardDim) {
       decode_block(p, p.planes + (strip * p.k + at) * p.bits, w);
       for (int64_t row = 0; row < p.m; ++row) {
