@@ -1,0 +1,5 @@
+// Vector exp, silu, gelu and their like at this level: v... functions of cpu/simd/math.h.
+#pragma once
+#include "cpu/avx2/vec.h"
+// After vec.h, which defines the vector that it is written in.
+#include "cpu/simd/math.h"
