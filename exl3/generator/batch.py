@@ -1,0 +1,82 @@
+"""Forward passes: prompt chunks of one job, decode steps of many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..constants import PAGE_SIZE
+from .job import Job
+from .pages import PageTable
+
+
+class Runner:
+    """Feeds jobs to the model."""
+
+    def __init__(self, model: Any, cache: Any, table: PageTable, max_chunk_size: int) -> None:
+        self.model = model
+        self.cache = cache
+        self.table = table
+        self.chunk = max(PAGE_SIZE, max_chunk_size // PAGE_SIZE * PAGE_SIZE)
+        self._jobs: list[Job] = []  # of the last decode step
+        self._tables: list[Tensor] = []
+        self._params: dict[str, Any] = {}
+        self._ids = self._lengths = torch.zeros(0)
+
+    def prefill(self, job: Job) -> bool:
+        """Ingest one chunk of the prompt, all but its last token at most; False if there was
+        nothing to do. Chunks end on page ends."""
+        sequence = job.sequence
+        last = len(sequence) - 1
+        adopted = sequence.adopt(self.table, min(last, job.final_length() - 1))
+        if adopted and not job.new_tokens:
+            job.cached_tokens += adopted
+            job.cached_pages += adopted // PAGE_SIZE
+        start = sequence.stored
+        if start >= last:
+            return adopted > 0
+        end = min(last, (start + self.chunk) // PAGE_SIZE * PAGE_SIZE)
+        params = self._common(sequence.block_table.unsqueeze(0), job)
+        params["cache_seqlens"] = torch.tensor([start], dtype=torch.int32)
+        self.model.prefill(sequence.input_ids.torch()[:, start:end].clone(), params)
+        sequence.store(self.table, end, job.final_length())
+        return True
+
+    def decode(self, jobs: list[Job]) -> Tensor:
+        """Run the last token of every job; logits (jobs, V_pad) of the next."""
+        tables = [job.sequence.block_table for job in jobs]
+        if jobs != self._jobs or any(a is not b for a, b in zip(tables, self._tables, strict=True)):
+            self._set_up(jobs, tables)
+        for row, job in enumerate(jobs):
+            length = len(job.sequence)
+            self._ids_array[row, 0] = job.sequence.input_ids.last()
+            self._lengths_array[row] = length - 1
+        logits = self.model.forward(self._ids, self._params)
+        for job in jobs:
+            job.sequence.store(self.table, len(job.sequence), job.final_length())
+        return logits[:, -1]
+
+    def forget(self) -> None:
+        """Drop references to jobs that have ended."""
+        self._jobs, self._tables = [], []
+
+    def _set_up(self, jobs: list[Job], tables: list[Tensor]) -> None:
+        self._jobs, self._tables = list(jobs), tables
+        width = max(table.numel() for table in tables)
+        block_table = torch.zeros(len(jobs), width, dtype=torch.int32)
+        for row, table in enumerate(tables):
+            block_table[row, : table.numel()] = table
+        self._ids = torch.zeros(len(jobs), 1, dtype=torch.long)
+        self._lengths = torch.zeros(len(jobs), dtype=torch.int32)
+        self._ids_array, self._lengths_array = self._ids.numpy(), self._lengths.numpy()
+        self._params = self._common(block_table, *jobs)
+        self._params["cache_seqlens"] = self._lengths
+
+    def _common(self, block_table: Tensor, *jobs: Job) -> dict[str, Any]:
+        params = {"attn_mode": "flash_attn", "cache": self.cache, "block_table": block_table}
+        embeddings = [item for job in jobs for item in job.embeddings]
+        if embeddings:
+            params["indexed_embeddings"] = embeddings
+        return params

@@ -1,0 +1,126 @@
+"""Filter on top of the `llguidance` package."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError
+from .base import Filter
+
+_vocabularies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _package() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise ConfigError(
+            "LLGuidanceFilter needs the package `llguidance`: pip install llguidance"
+        ) from error
+    return llguidance
+
+
+def _vocabulary(tokenizer: Any) -> Any:
+    """The package's form of the vocabulary; about a second to build, kept per tokenizer."""
+    if tokenizer not in _vocabularies:
+        stops = list(tokenizer.config.eos_token_id_list)
+        _vocabularies[tokenizer] = _package().LLTokenizer(
+            tokenizer.tokenizer.to_str(),
+            n_vocab=tokenizer.actual_vocab_size,
+            eos_token=stops if len(stops) != 1 else stops[0],
+        )
+    return _vocabularies[tokenizer]
+
+
+class LLGuidanceFilter(Filter):
+    """Constrains to a JSON schema, regular expression or grammar; exactly one of them."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        trigger_token: int | None = None,
+        prefix_str: str | None = None,
+        eos_after_completed: bool = False,
+        json_schema: dict[str, Any] | str | None = None,
+        regex: str | None = None,
+        lark_grammar: str | None = None,
+        gbnf_grammar: str | None = None,
+        llg_grammar: str | None = None,
+        consume_prefix: bool = False,
+    ) -> None:
+        super().__init__(tokenizer, trigger_token, prefix_str, eos_after_completed)
+        self.consume_prefix = consume_prefix
+        given = {
+            "json_schema": json_schema,
+            "regex": regex,
+            "lark_grammar": lark_grammar,
+            "gbnf_grammar": gbnf_grammar,
+            "llg_grammar": llg_grammar,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        if len(chosen) != 1:
+            raise ConfigError(
+                f"LLGuidanceFilter: exactly one of {', '.join(given)} is needed, "
+                f"got {', '.join(chosen) or 'none'}"
+            )
+        package = _package()
+        grammar = _compile(package, *chosen.popitem())
+        self._matcher = package.LLMatcher(_vocabulary(tokenizer), grammar)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConfigError(f"LLGuidanceFilter: {self._matcher.get_error()}")
+
+    def reset(self) -> None:
+        self._matcher.reset()
+        if self.consume_prefix and self.prefix_str:
+            for token in self.tokenizer.encode(self.prefix_str).flatten().tolist():
+                self.accept_token(token)
+
+    def accept_token(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self._check()
+
+    def get_next_logit_mask(self) -> Tensor:
+        words = (self.vocab_size + 31) // 32
+        mask = torch.zeros(1, words, dtype=torch.int32)
+        _package().numpy.fill_next_token_bitmask(self._matcher, mask.numpy(), 0)
+        self._check()
+        return mask
+
+    def is_completed(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+    def rollback_tokens(self, count: int) -> bool:
+        return bool(self._matcher.rollback(count))
+
+    def get_captures(self) -> dict[str, Any]:
+        """What the named parts of the grammar matched."""
+        return dict(self._matcher.get_captures())
+
+
+def _compile(package: Any, kind: str, source: Any) -> str:
+    matcher = package.LLMatcher
+    try:
+        if kind == "json_schema":
+            text = source if isinstance(source, str) else json.dumps(source)
+            return matcher.grammar_from_json_schema(text)
+        if kind == "regex":
+            return matcher.grammar_from_regex(source)
+        if kind == "lark_grammar":
+            return matcher.grammar_from_lark(source)
+        if kind == "gbnf_grammar":
+            from llguidance.gbnf_to_lark import any_to_lark
+
+            return matcher.grammar_from_lark(any_to_lark(source))
+        return source
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"LLGuidanceFilter: bad {kind}: {error}") from error

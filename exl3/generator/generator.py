@@ -1,0 +1,275 @@
+"""The generator: runs many jobs on one model, step by step."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..constants import PAGE_SIZE
+from ..errors import ConfigError
+from ..sampling import NothingToSampleError
+from .batch import Runner
+from .events import Event
+from .filter import Filter
+from .job import Job, JobState
+from .options import note_unknown
+from .pages import PageTable
+from .scheduler import Scheduler
+from .setup import PromptCheck, check_drafting, check_model, checkpoint_interval, take_over
+from .simple import Prompts, run_prompts
+from .stream import Outcome
+
+logger = logging.getLogger(__name__)
+
+
+class Generator:
+    """Continuous batching over a paged cache.
+
+    `iterate` does one step: starts jobs, ingests one prompt chunk of each new one and draws one
+    token for all others.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: Any,
+        tokenizer: Any,
+        max_batch_size: int = 256,
+        max_chunk_size: int = 2048,
+        max_q_size: int = 8,
+        draft_model: Any = None,
+        draft_cache: Any = None,
+        num_draft_tokens: int | None = None,
+        show_visualizer: bool = False,
+        enable_defrag: bool = True,
+        cpu_cache_size: int = 0,
+        recurrent_cache_size: int = 4 * 1024**3,
+        recurrent_checkpoint_interval: int | None = None,
+        recurrent_checkpoint_interval_pp: int = 32768,
+        ngram_match_min: int = 0,
+        dynamic_draft_tokens: bool = False,
+        dynamic_draft_alpha_up: float = 1.30,
+        dynamic_draft_alpha_down: float = 0.65,
+        dynamic_draft_skip_ema: float = 0.3,
+        dynamic_draft_probe_interval: int = 16,
+        record_draft_stats: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        note_unknown("Generator", kwargs)
+        check_drafting(draft_model, draft_cache, ngram_match_min)
+        check_model(model, cache, cpu_cache_size, show_visualizer)
+        if max_batch_size < 1:
+            raise ConfigError(f"max_batch_size is {max_batch_size}, expected at least 1")
+        self.model, self.cache, self.tokenizer = model, cache, tokenizer
+        self.max_batch_size = max_batch_size
+        self.max_chunk_size = max_chunk_size
+        self.max_total_tokens = cache.max_num_tokens
+        self.num_columns = tokenizer.actual_vocab_size
+        self.padded_vocab_size = (tokenizer.actual_vocab_size + 31) // 32 * 32
+        self.num_draft_tokens = 0
+        self.recurrent_cache = None
+        self.cpu_page_cache = None
+        self.recurrent_checkpoint_interval = checkpoint_interval(
+            model, recurrent_checkpoint_interval
+        )
+        self.retired = False  # another generator has taken over the cache
+        self.pagetable = PageTable(
+            self.max_total_tokens // PAGE_SIZE,
+            lambda source, target, count: cache.copy_page(cache, source, target, count),
+        )
+        take_over(cache, self)
+        self._scheduler = Scheduler(max_batch_size)
+        self._runner = Runner(model, cache, self.pagetable, max_chunk_size)
+        self._check_prompt = PromptCheck(model, tokenizer)
+        self._next_serial = 0
+        self._kept: list[Event] = []  # events of other jobs, seen while `generate` ran
+
+    # Jobs
+
+    @property
+    def pending_jobs(self) -> list[Job]:
+        return list(self._scheduler.pending)
+
+    @property
+    def active_jobs(self) -> list[Job]:
+        return list(self._scheduler.active)
+
+    def num_remaining_jobs(self) -> int:
+        return self.num_pending_jobs() + self.num_active_jobs()
+
+    def num_active_jobs(self) -> int:
+        return len(self._scheduler.active)
+
+    def num_pending_jobs(self) -> int:
+        return len(self._scheduler.pending)
+
+    def enqueue(self, job: Job | list[Job]) -> int | list[int]:
+        """Put a job, or several, at the end of the queue; returns serial numbers.
+
+        Raises:
+            CacheFullError: it can never fit the cache.
+            ConfigError: ids outside the vocabulary; a job or filter in use; a bad stop condition.
+        """
+        if isinstance(job, list | tuple):
+            return [self._enqueue(item) for item in job]
+        return self._enqueue(job)
+
+    def _enqueue(self, job: Job) -> int:
+        self._check_owner()
+        self._check_prompt(job)
+        job.prepare(self, self._next_serial)
+        self._next_serial += 1
+        self._scheduler.pending.append(job)
+        return job.serial_number
+
+    def cancel(self, job: Job) -> None:
+        """Remove a job, without an event. Nothing happens if it is unknown or finished."""
+        if job.generator is not self or not job.is_running():
+            return
+        self._scheduler.remove(job)
+        self._release(job)
+        job.drop()
+
+    def clear_queue(self) -> None:
+        """Cancel all jobs."""
+        for job in self.pending_jobs + self.active_jobs:
+            self.cancel(job)
+
+    def _check_owner(self) -> None:
+        if self.retired:
+            raise ConfigError("a newer Generator uses this cache; this one can only cancel jobs")
+
+    def _release(self, job: Job) -> None:
+        job.sequence.release(self.pagetable)
+        self._runner.forget()
+
+    # Steps
+
+    def iterate(self) -> list[Event]:
+        """One step; events in the order in which things happened."""
+        self._check_owner()
+        events, self._kept = self._kept, []
+        for job in self._scheduler.start(self._try_start):
+            events.append(job.started())
+        for job in self.active_jobs:
+            if job.state is JobState.PREFILL:
+                self._prefill(job, events)
+            elif job.options.max_new_tokens == 0:
+                self._end(job, job.end_early("max_new_tokens"), events)
+        self._decode(events)
+        return events
+
+    def _try_start(self, job: Job) -> bool:
+        return job.try_start(self.pagetable, self.max_total_tokens)
+
+    def _prefill(self, job: Job, events: list[Event]) -> None:
+        job.timing.to("prefill")
+        if self._runner.prefill(job):
+            events.append(job.progress())
+        if job.is_prefill_done():
+            job.state = JobState.DECODE
+            if job.options.max_new_tokens == 0:
+                self._end(job, job.end_early("max_new_tokens"), events)
+
+    def _decode(self, events: list[Event]) -> None:
+        jobs = [job for job in self._scheduler.active if job.state is JobState.DECODE]
+        if not jobs:
+            return
+        for job in jobs:
+            job.timing.to("generate")
+        logits = self._runner.decode(jobs)
+        greedy = None
+        if all(job.is_plain_greedy() for job in jobs):
+            greedy = _argmax(logits[:, : self.num_columns])
+        for row, job in enumerate(jobs):
+            try:
+                drawn = job.choose(logits[row : row + 1]) if greedy is None else greedy[row]
+                event = job.accept(drawn, logits[row : row + 1])
+            except Exception as error:  # a fault of one job must not end the others
+                event = _failed(job, error)
+            if job.is_finished:
+                self._end(job, event, events)
+                continue
+            events.append(event)
+            if job.must_requeue():
+                self._release(job)
+                self._scheduler.requeue(job)
+                job.requeue(event)
+
+    def _end(self, job: Job, event: Event, events: list[Event]) -> None:
+        self._scheduler.remove(job)
+        self._release(job)
+        events.append(event)
+
+    def check_integrity(self) -> None:
+        """Check the page table against the running jobs. Raises Exl3Error."""
+        self.pagetable.check_integrity([job.sequence.pages for job in self._scheduler.active])
+
+    # All at once
+
+    def generate(
+        self,
+        prompt: str | list[str],
+        max_new_tokens: int | None = None,
+        min_new_tokens: int = 0,
+        seed: int | None = None,
+        sampler: Any = None,
+        token_healing: bool = False,
+        encode_special_tokens: bool = False,
+        decode_special_tokens: bool = False,
+        stop_conditions: Any = None,
+        add_bos: bool = False,
+        abort_event: Any = None,
+        completion_only: bool = False,
+        filters: list[Filter] | list[list[Filter] | None] | None = None,
+        return_last_results: bool = False,
+        embeddings: Any = None,
+        max_rq_tokens: int | None = None,
+        stop_on_loop: tuple[int, int] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Complete one prompt or several.
+
+        Returns:
+            str for a str, list for a list: prompt and completion, or only the completion. With
+            `return_last_results` a pair with the final event(s). None if aborted.
+        """
+        note_unknown("generate", kwargs)
+        prompts = Prompts(
+            prompt, sampler, filters, embeddings, seed, add_bos, encode_special_tokens
+        )
+        jobs = prompts.jobs(
+            self.tokenizer,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            token_healing=token_healing,
+            decode_special_tokens=decode_special_tokens,
+            stop_conditions=stop_conditions,
+            max_rq_tokens=max_rq_tokens,
+            stop_on_loop=stop_on_loop,
+        )
+        last = run_prompts(self, jobs, abort_event, self._kept)
+        if last is None:
+            return None
+        return prompts.results(last, completion_only, return_last_results)
+
+
+def _argmax(logits: Tensor) -> list[int] | None:
+    """The best column of each row; None if a row holds NaN."""
+    rows = logits.float().cpu().numpy()
+    best = [int(row.argmax()) for row in rows]
+    values = [rows[row, column] for row, column in enumerate(best)]
+    return best if np.isfinite(values).all() else None
+
+
+def _failed(job: Job, error: Exception) -> Event:
+    """The final event of a job whose filter or sampler failed."""
+    logger.warning("job %d ends: %s", job.serial_number, error, exc_info=error)
+    if job.is_finished:
+        return job.end(Outcome(reason="error"), error=str(error), exception=error)
+    if job.filters or isinstance(error, NothingToSampleError):
+        return job.end_early("end_filter", filter_error=str(error), exception=error)
+    return job.end_early("error", error=str(error), exception=error)

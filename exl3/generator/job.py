@@ -1,0 +1,382 @@
+"""One request: its tokens, its limits, and how far it has come."""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor
+
+from ..constants import PAGE_SIZE
+from ..errors import CacheFullError, ConfigError
+from ..sampling import CustomSampler, DefaultSampler
+from .events import Event, event, streaming
+from .filter import Filter
+from .masks import combine
+from .options import JobOptions, note_unknown, prompt_ids
+from .pages import PageTable
+from .reports import report
+from .sequence import Sequence
+from .stops import LoopDetector, Matcher, fold, split_conditions
+from .stream import Outcome, StreamRules, TextStream, Token
+from .text import make_decoder
+from .timing import Timing
+
+# Pages are taken for this many new tokens at a time when the job has no limit of its own.
+UNLIMITED_WINDOW = 2048
+
+
+class JobState(Enum):
+    """Where a job is."""
+
+    NEW = 0
+    PENDING = 1
+    PREFILL = 2
+    DECODE = 3
+    FINISHED = 4
+
+
+class Job:
+    """A request to continue one sequence of tokens."""
+
+    def __init__(
+        self,
+        input_ids: Tensor | list[Tensor],
+        max_new_tokens: int | None = None,
+        min_new_tokens: int = 0,
+        max_skips: int | None = 4,
+        sampler: Any = None,
+        seed: int | None = None,
+        stop_conditions: Any = None,
+        decode_special_tokens: bool = False,
+        return_top_tokens: int = 0,
+        return_logits: bool = False,
+        return_probs: bool = False,
+        filters: list[Filter] | None = None,
+        token_healing: bool = False,
+        identifier: Any = None,
+        banned_strings: list[str] | None = None,
+        embeddings: list[Any] | None = None,
+        max_rq_tokens: int | None = None,
+        stop_on_loop: tuple[int, int] | None = None,
+        rq_state: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        note_unknown("Job", kwargs)
+        self.options = JobOptions(
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            max_skips=max_skips,
+            max_rq_tokens=max_rq_tokens,
+            return_top_tokens=return_top_tokens or 0,
+            return_logits=return_logits,
+            return_probs=return_probs,
+            decode_special_tokens=decode_special_tokens,
+            token_healing=token_healing,
+        )
+        ids = prompt_ids(input_ids)
+        self.prompt_tokens = ids.size
+        self.sequences = [Sequence(ids)]
+        self.sampler = DefaultSampler() if sampler is None else sampler
+        if isinstance(self.sampler, CustomSampler):
+            self.sampler = self.sampler.clone()
+        self.filters = list(filters or [])
+        self.embeddings = list(embeddings or [])
+        self.identifier = identifier
+        self._random = random.Random(seed)
+        self._stop_conditions = stop_conditions
+        if isinstance(banned_strings, str):
+            banned_strings = [banned_strings]
+        self._banned_strings = list(banned_strings or [])
+        self._stop_on_loop = None if stop_on_loop is None else tuple(stop_on_loop)
+        if self._stop_on_loop is not None:
+            if len(self._stop_on_loop) != 2:
+                raise ConfigError(f"stop_on_loop is {stop_on_loop}, expected (window, min_reps)")
+            LoopDetector(*self._stop_on_loop)
+        self._clear()
+
+    def _clear(self) -> None:
+        """What is known before the job starts."""
+        self.generator: Any = None
+        self.serial_number = -1
+        self.state = JobState.NEW
+        self.skips = 0
+        self.new_tokens = 0
+        self.cached_pages = 0
+        self.cached_tokens = 0
+        self.total_pages = 0
+        self.accepted_draft_tokens = 0
+        self.rejected_draft_tokens = 0
+        self.draft_stats: list[Any] = []
+        self.drafted = False
+        self.tried_at = -1  # version of the page table when pages were last asked for in vain
+        self.first_round = True
+        self.cache_full = False
+        self.timing = Timing()
+        self.stream: TextStream | None = None
+        self._forced: list[int] = []
+        self._banned_at: dict[int, list[int]] = {}  # position -> ids that led to a banned string
+        self._healed_ids: list[int] | None = None  # what the first token may be
+
+    # What programs read
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.sequences[0]
+
+    @property
+    def full_completion(self) -> str:
+        return "" if self.stream is None else self.stream.full_completion()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is JobState.FINISHED
+
+    @property
+    def non_sequential_pages(self) -> int:
+        """Pages that do not follow their neighbour in the cache."""
+        pages = self.sequence.pages
+        return sum(b.index != a.index + 1 for a, b in pairwise(pages))
+
+    @property
+    def time_enqueued(self) -> float:
+        return self.timing.enqueued
+
+    @property
+    def time_prefill(self) -> float:
+        return self.timing.prefill
+
+    @property
+    def time_generate(self) -> float:
+        return self.timing.generate
+
+    def is_prefill_done(self) -> bool:
+        return self.sequence.stored >= len(self.sequence) - 1
+
+    def is_running(self) -> bool:
+        """In the queue or active."""
+        return self.state in (JobState.PENDING, JobState.PREFILL, JobState.DECODE)
+
+    def constrain_output_now(self, ids: Tensor) -> None:
+        """The next tokens are exactly `ids` (1, n); then sampling resumes."""
+        self._forced.extend(prompt_ids(ids).tolist())
+
+    # Start
+
+    def prepare(self, generator: Any, serial_number: int) -> None:
+        """Make ready for a generator. Raises what `Generator.enqueue` says."""
+        if self.state is not JobState.NEW:
+            raise ConfigError("this job was enqueued before; make a new one")
+        tokenizer = generator.tokenizer
+        healed = ""
+        if self.options.token_healing and len(self.sequence) > 1:
+            healed = self._prepare_healing(tokenizer)
+        tokens, strings = split_conditions(self._stop_conditions, tokenizer)
+        self._stop_tokens = sorted(tokens)
+        rules = StreamRules(
+            frozenset(tokens),
+            Matcher(strings),
+            Matcher(fold(text) for text in self._banned_strings),
+            self._stop_on_loop,  # type: ignore[arg-type]
+        )
+        special = self.options.decode_special_tokens
+        self._width = generator.num_columns
+        self._check_fits(generator)
+        self.generator = generator
+        try:
+            for filter in self.filters:
+                filter.attach(self)
+        except Exception:
+            self.generator = None
+            raise
+        pieces = tokenizer.get_id_to_piece_list(True)
+        self.stream = TextStream(
+            rules,
+            lambda: make_decoder(tokenizer, special),
+            lambda token: pieces[token] if token < len(pieces) else "",
+            healed,
+        )
+        self.serial_number = serial_number
+        self.state = JobState.PENDING
+        self.timing.to("enqueued")
+
+    def _prepare_healing(self, tokenizer: Any) -> str:
+        """Drop the last prompt token; returns its text, with which the first token must begin."""
+        last = int(self.sequence.input_ids.numpy()[-1])
+        pieces = tokenizer.get_id_to_piece_list(False)
+        piece = pieces[last] if 0 <= last < len(pieces) else ""
+        if not piece or "\ufffd" in piece:
+            return ""
+        self._healed_ids = [int(i) for i in tokenizer.get_tokens_with_prefix_id(last)]
+        self.sequence.input_ids.truncate(len(self.sequence) - 1)
+        return piece
+
+    def _check_fits(self, generator: Any) -> None:
+        needed = self.window(generator.max_total_tokens, clamp=False)
+        if needed > generator.max_total_tokens:
+            limit = self.options.max_new_tokens
+            raise CacheFullError(
+                f"job cannot be enqueued: a prompt of {len(self.sequence)} tokens"
+                + ("" if limit is None else f" and {limit} new tokens")
+                + f" needs {needed} places in the cache, which has {generator.max_total_tokens}"
+            )
+
+    def window(self, capacity: int, *, clamp: bool = True) -> int:
+        """Places in the cache that the next round takes.
+
+        Args:
+            capacity: places that there are.
+            clamp: False: what is needed at least, however many there are.
+        """
+        length = len(self.sequence)
+        limit, step = self.options.max_new_tokens, self.options.max_rq_tokens
+        all_places = None if limit is None else length + limit - self.new_tokens - 1
+        if step is None and all_places is not None:
+            return all_places
+        if not clamp:
+            return length if all_places is None else min(length, all_places)
+        window = length - 1 + (UNLIMITED_WINDOW if step is None else step)
+        window = (window + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
+        return min(x for x in (window, all_places, capacity) if x is not None)
+
+    def try_start(self, table: PageTable, capacity: int) -> bool:
+        """Take pages for a round; False if too few are free."""
+        if self.tried_at == table.version:
+            return False
+        count = (self.window(capacity) + PAGE_SIZE - 1) // PAGE_SIZE
+        held = len(self.stream.held) if self.stream is not None else 0
+        found = self.sequence.allocate(table, count, len(self.sequence) - held)
+        if found is None:
+            self.tried_at = table.version
+            return False
+        self.total_pages = count
+        if self.first_round:
+            self.cached_pages, self.cached_tokens = found
+            self.first_round = False
+        self.skips = 0
+        self.state = JobState.DECODE if self.is_prefill_done() else JobState.PREFILL
+        if self.state is JobState.DECODE:
+            self.timing.to("prefill")
+        return True
+
+    # Tokens
+
+    def final_length(self) -> int:
+        """Leading tokens that will not be taken back."""
+        return len(self.sequence) - (len(self.stream.held) if self.stream is not None else 0)
+
+    def mask(self) -> Tensor | None:
+        """What may be drawn now; None for anything."""
+        banned = self._banned_at.get(len(self.sequence), ())
+        if self.new_tokens < self.options.min_new_tokens:
+            banned = [*banned, *self._stop_tokens]
+        only = self._healed_ids if self.new_tokens == 0 else None
+        if not (banned or self.filters or only):
+            return None
+        masks = [f.get_next_logit_mask() for f in self.filters if f.is_active]
+        return combine(masks, banned, only, self._width)
+
+    def is_plain_greedy(self) -> bool:
+        """Whether the next token is the argmax of the logits, nothing masked or forced."""
+        return (
+            isinstance(self.sampler, CustomSampler)
+            and self.sampler.is_greedy
+            and not (self.filters or self._forced or self._banned_at or self._healed_ids)
+            and self.new_tokens >= self.options.min_new_tokens
+        )
+
+    def choose(self, logits: Tensor) -> int:
+        """Draw from a row of logits (1, V_pad)."""
+        if self._forced:
+            return self._forced.pop(0)
+        mask = self.mask()
+        past = self.sequence.input_ids.torch() if self.sampler.reqs_past_ids else None
+        drawn = self.sampler.forward(
+            logits.unsqueeze(0), past, self._random.getrandbits(32), self.generator.tokenizer, mask
+        )
+        return int(drawn)
+
+    def accept(self, token: int, logits: Tensor) -> Event:
+        """Take a drawn token, drawn from `logits` (1, V_pad), and say what comes of it."""
+        position = len(self.sequence)
+        self.sequence.input_ids.append(token)
+        self.new_tokens += 1
+        done = False
+        if not (self._healed_ids and self.new_tokens == 1):
+            for filter in self.filters:
+                done |= filter.feed(token)
+        if self._banned_at:  # masks further on were for a text that is gone
+            first = self.final_length() - 1
+            self._banned_at = {k: v for k, v in self._banned_at.items() if first <= k <= position}
+        full = position + 1 > self.generator.max_total_tokens
+        limit = self.new_tokens == self.options.max_new_tokens
+        assert self.stream is not None
+        told = report(token, logits, self.options, self._width)
+        outcome = self.stream.push(told, limit=limit or full, filter_done=done)
+        if outcome.suppressed is not None:
+            self._take_back(outcome.suppressed)
+        elif outcome.reason is not None:
+            self.cache_full = full and not limit and outcome.reason == "max_new_tokens"
+            return self.end(outcome)
+        return streaming(self, outcome)
+
+    def _take_back(self, tokens: list[Token]) -> None:
+        length = len(self.sequence) - len(tokens)
+        self.sequence.rewind(length)
+        self.new_tokens -= len(tokens)
+        fed = len(tokens) - (self._healed_ids is not None and self.new_tokens == 0)
+        for filter in self.filters:
+            filter.rewind(fed)
+        self._banned_at = {k: v for k, v in self._banned_at.items() if k <= length}
+        self._banned_at.setdefault(length, []).append(tokens[0].id)
+
+    def must_requeue(self) -> bool:
+        """Whether the last token has no place in the pages held."""
+        return len(self.sequence) > self.sequence.capacity
+
+    # End
+
+    def end(self, outcome: Outcome, **more: Any) -> Event:
+        """The final event; the job is finished."""
+        self.timing.to("")
+        self.state = JobState.FINISHED
+        for filter in self.filters:
+            filter.detach()
+        out = streaming(self, outcome)
+        if self.cache_full:
+            out["cache_full"] = True
+        out.update(more)
+        return out
+
+    def end_early(self, reason: str, **more: Any) -> Event:
+        """End for a reason that no token gave."""
+        assert self.stream is not None
+        return self.end(self.stream.finish(reason), **more)
+
+    def drop(self) -> None:
+        """Cancelled: finished without an event."""
+        self.state = JobState.FINISHED
+        self.timing.to("")
+        for filter in self.filters:
+            filter.detach()
+
+    def requeue(self, out: Event) -> None:
+        """Back to the queue with the text so far; `out` is the event of the last token."""
+        self.state = JobState.PENDING
+        self.tried_at = -1
+        self.timing.to("enqueued")
+        out["requeue"] = True
+
+    def started(self) -> Event:
+        return event(self, "started")
+
+    def progress(self) -> Event:
+        """The event of an ingested chunk."""
+        return event(
+            self,
+            "prefill",
+            curr_progress=self.sequence.stored,
+            max_progress=len(self.sequence) - 1,
+        )

@@ -1,0 +1,85 @@
+"""What a job was asked to do, checked."""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, ShapeError, UnsupportedError
+from ..settings import settings
+
+logger = logging.getLogger(__name__)
+
+
+def note_unknown(owner: str, unknown: Iterable[str]) -> None:
+    """Warn once per call about keyword arguments that nothing reads.
+
+    Raises:
+        ConfigError: in strict mode.
+    """
+    names = ", ".join(sorted(unknown))
+    if not names:
+        return
+    if settings().strict:
+        raise ConfigError(f"{owner}: unknown arguments {names}")
+    logger.warning("%s: unknown arguments are ignored: %s", owner, names)
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """Limits and reports of a job; text rules and sampling are elsewhere."""
+
+    max_new_tokens: int | None
+    min_new_tokens: int
+    max_skips: int | None
+    max_rq_tokens: int | None
+    return_top_tokens: int
+    return_logits: bool
+    return_probs: bool
+    decode_special_tokens: bool
+    token_healing: bool
+
+    def __post_init__(self) -> None:
+        _at_least("max_new_tokens", self.max_new_tokens, 0)
+        _at_least("min_new_tokens", self.min_new_tokens, 0)
+        _at_least("max_skips", self.max_skips, 0)
+        _at_least("max_rq_tokens", self.max_rq_tokens, 1)
+        _at_least("return_top_tokens", self.return_top_tokens, 0)
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    if value is None and name not in ("min_new_tokens", "return_top_tokens"):
+        return
+    if not isinstance(value, numbers.Integral) or value < least:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
+
+
+def prompt_ids(input_ids: Any) -> NDArray[np.int64]:
+    """The ids of a prompt as a flat array.
+
+    Raises:
+        ShapeError: not one long tensor (1, L) with L >= 1.
+        UnsupportedError: several sequences.
+    """
+    if isinstance(input_ids, list | tuple):
+        if len(input_ids) > 1:
+            raise UnsupportedError(f"a job takes one sequence, got {len(input_ids)}")
+        input_ids = input_ids[0] if input_ids else None
+    if not isinstance(input_ids, torch.Tensor):
+        raise ShapeError(f"input_ids is {type(input_ids).__name__}, expected a tensor (1, L)")
+    if input_ids.dim() == 1:
+        input_ids = input_ids.unsqueeze(0)
+    if input_ids.dim() == 2 and input_ids.shape[0] > 1:
+        raise UnsupportedError(f"a job takes one sequence, got {input_ids.shape[0]}")
+    if input_ids.dim() != 2 or input_ids.shape[1] < 1 or input_ids.is_floating_point():
+        raise ShapeError(
+            f"input_ids is {input_ids.dtype} {tuple(input_ids.shape)}, expected long (1, L), L >= 1"
+        )
+    return input_ids[0].to("cpu", torch.long).numpy().copy()

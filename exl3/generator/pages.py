@@ -1,0 +1,265 @@
+"""The pages of the cache: who holds them, what they contain, which to give up.
+
+A page is complete when all its tokens are stored, and then has a key: a hash over its ids and the
+key of the page before it. Equal keys mean equal prefixes, so complete pages are shared. Freed pages
+keep their contents until they are needed for something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..constants import PAGE_SIZE
+from ..errors import Exl3Error
+
+ROOT = b"exl3"  # key before the first page
+
+Ids = NDArray[np.int64]
+
+
+def page_key(previous: bytes, ids: Ids) -> bytes:
+    """Key of a complete page that holds `ids` after the page `previous`."""
+    return blake2b(previous + ids.tobytes(), digest_size=16).digest()
+
+
+class Page:
+    """One page; `number` is its place in the sequence that last filled it."""
+
+    __slots__ = ("holders", "index", "key", "last_use", "number", "previous", "tokens", "valid")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.tokens: Ids = np.zeros(PAGE_SIZE, np.int64)
+        self.valid = 0  # leading tokens whose keys and values are stored
+        self.key: bytes | None = None  # once complete and sure to stay so
+        self.previous: bytes | None = None  # key of the page before it, once that is known
+        self.number = 0
+        self.holders = 0
+        self.last_use = 0
+
+
+class PageTable:
+    """All pages of one cache.
+
+    Args:
+        max_pages: pages in the cache.
+        copy: called `(source index, target index, tokens)`, copies the start of a page.
+        partial: whether the start of a page may be copied (not with recurrent state).
+    """
+
+    def __init__(
+        self, max_pages: int, copy: Callable[[int, int, int], Any], partial: bool = True
+    ) -> None:
+        self.max_pages = max_pages
+        self.pages = [Page(index) for index in range(max_pages)]
+        self.by_key: dict[bytes, Page] = {}
+        self.after: dict[bytes, dict[int, Page]] = {}  # pages by the key of the page before them
+        self.partial = partial
+        self.num_free = max_pages
+        self.version = 0  # changes whenever a failed allocation might now succeed
+        self.metrics = {"evicted_pages": 0, "reused_pages": 0, "copied_pages": 0}
+        self._copy = copy
+        self._clock = 0
+
+    # Taking and giving back
+
+    def match(self, keys: Sequence[bytes]) -> list[Page]:
+        """The pages that hold the longest known prefix."""
+        found = []
+        for key in keys:
+            page = self.by_key.get(key)
+            if page is None:
+                break
+            found.append(page)
+        return found
+
+    def allocate(self, keys: Sequence[bytes], rest: Ids, count: int) -> tuple[list[Page], int, int]:
+        """Pages for a sequence.
+
+        Args:
+            keys: keys of the leading full pages that may be shared.
+            rest: ids of those pages and of what follows, as far as they may be reused.
+            count: number of pages wanted.
+        Returns:
+            (pages, number of them reused whole, tokens copied into the page after those); no pages
+            if too few are free.
+        """
+        shared = self.match(keys[:count])
+        fresh = count - len(shared)
+        idle = sum(1 for page in shared if page.holders == 0)
+        if fresh > self.num_free - idle:
+            return [], 0, 0
+        for page in shared:
+            self._take(page)
+        previous = keys[len(shared) - 1] if shared else ROOT
+        source, common = None, 0
+        if fresh and self.partial:
+            tail = rest[len(shared) * PAGE_SIZE : (len(shared) + 1) * PAGE_SIZE]
+            source, common = self._longest_start(previous, tail)
+        pages = shared + self._take_fresh(fresh, source, common)
+        if common:
+            page = pages[len(shared)]
+            page.tokens[:common] = rest[len(shared) * PAGE_SIZE :][:common]
+            page.valid = common
+        for number, page in enumerate(pages):
+            page.number = number
+        if fresh:
+            self.link(pages[len(shared)], previous)
+        self.touch(pages)
+        self.metrics["reused_pages"] += len(shared)
+        return pages, len(shared), common
+
+    def _take_fresh(self, count: int, source: Page | None, common: int) -> list[Page]:
+        """Empty pages, the first of them with the start of `source` copied in."""
+        if not count:
+            return []
+        if source is None:
+            return self._evict(count)
+        if source.holders == 0 and self.num_free == count:  # nothing else is left: use it up
+            others = [page for page in self._evict(count) if page is not source]
+            return [source, *others]
+        source.holders += 1  # must survive until it is copied
+        self.num_free -= source.holders == 1
+        pages = self._evict(count)
+        source.holders -= 1
+        self.num_free += source.holders == 0
+        self._copy(source.index, pages[0].index, common)
+        self.metrics["copied_pages"] += 1
+        return pages
+
+    def _take(self, page: Page) -> None:
+        self.num_free -= page.holders == 0
+        page.holders += 1
+
+    def release(self, pages: Sequence[Page]) -> None:
+        """Give pages back; their contents stay reusable."""
+        self.touch(pages)
+        for page in pages:
+            page.holders -= 1
+            self.num_free += page.holders == 0
+        self.version += 1
+
+    def touch(self, pages: Sequence[Page]) -> None:
+        self._clock += 1
+        for page in pages:
+            page.last_use = self._clock
+
+    def exchange(self, own: Page, key: bytes) -> Page | None:
+        """The page with this key, in place of a page that its only holder has not filled."""
+        page = self.by_key.get(key)
+        if page is None or page is own:
+            return None
+        self._take(page)
+        self.unlink(own)
+        own.holders -= 1
+        self.num_free += own.holders == 0
+        page.last_use = self._clock
+        self.version += 1
+        self.metrics["reused_pages"] += 1
+        return page
+
+    # Contents
+
+    def link(self, page: Page, previous: bytes) -> None:
+        """Note which page comes before; its start can then be found and copied."""
+        page.previous = previous
+        self.after.setdefault(previous, {})[page.index] = page
+
+    def complete(self, page: Page, key: bytes) -> None:
+        """All tokens of the page are stored and final."""
+        page.key = key
+        self.by_key.setdefault(key, page)
+
+    def unlink(self, page: Page) -> None:
+        """Forget the contents."""
+        if page.key is not None and self.by_key.get(page.key) is page:
+            del self.by_key[page.key]
+        if page.previous is not None:
+            group = self.after[page.previous]
+            del group[page.index]
+            if not group:
+                del self.after[page.previous]
+        page.key = page.previous = None
+        page.valid = 0
+
+    def _longest_start(self, previous: bytes, ids: Ids) -> tuple[Page | None, int]:
+        """The page after `previous` that shares the most leading ids, more than one."""
+        best, common = None, 1
+        for page in self.after.get(previous, {}).values():
+            width = min(page.valid, ids.size)
+            if width <= common:
+                continue
+            differs = np.flatnonzero(page.tokens[:width] != ids[:width])
+            same = int(differs[0]) if differs.size else width
+            if same > common:
+                best, common = page, same
+        return best, common if best is not None else 0
+
+    def _evict(self, count: int) -> list[Page]:
+        """Empty `count` free pages and take them."""
+
+        def order(page: Page) -> tuple[int, int, int]:
+            if page.valid == 0:
+                return 0, page.index, 0
+            gone = page.previous is None or (
+                page.previous != ROOT and page.previous not in self.by_key
+            )
+            return 1 if gone else 2, page.last_use, -page.number
+
+        free = sorted((page for page in self.pages if page.holders == 0), key=order)
+        for page in free[:count]:
+            self.metrics["evicted_pages"] += page.valid > 0
+            self.unlink(page)
+            self._take(page)
+        return free[:count]
+
+    # Looking inside
+
+    def dump_page_list(self) -> str:
+        """One line per page, for people."""
+        return "\n".join(
+            f"{page.index:5d}  holders {page.holders:3d}  tokens {page.valid:3d}  "
+            f"key {page.key.hex()[:8] if page.key else '-':8s}  "
+            f"after {page.previous.hex()[:8] if page.previous else '-':8s}  used {page.last_use}"
+            for page in self.pages
+        )
+
+    def check_integrity(self, held: Sequence[Sequence[Page]] = ()) -> None:
+        """Check every invariant, given the pages that each running job holds.
+
+        Raises:
+            Exl3Error: the table contradicts itself; the text says where.
+        """
+        counts = [0] * self.max_pages
+        for pages in held:
+            for page in pages:
+                counts[page.index] += 1
+        for page in self.pages:
+            where = f"page {page.index}"
+            _require(page.holders == counts[page.index], f"{where}: {page.holders} holders")
+            _require(0 <= page.valid <= PAGE_SIZE, f"{where}: {page.valid} tokens")
+            if page.key is not None:
+                _require(page.valid == PAGE_SIZE, f"{where} has a key but is not complete")
+                _require(page.previous is not None, f"{where} has a key but no previous key")
+                key = page_key(page.previous or b"", page.tokens)
+                _require(key == page.key, f"{where}: the key does not fit the ids")
+            if page.previous is not None:
+                known = self.after.get(page.previous, {}).get(page.index)
+                _require(known is page, f"{where} is not listed after its previous page")
+        for key, page in self.by_key.items():
+            _require(page.key == key, f"page {page.index} is listed under another key")
+        listed = sum(len(group) for group in self.after.values())
+        linked = sum(page.previous is not None for page in self.pages)
+        _require(listed == linked, f"{listed} pages are listed by previous key, {linked} have one")
+        free = sum(page.holders == 0 for page in self.pages)
+        _require(free == self.num_free, f"{free} pages are free, {self.num_free} counted")
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise Exl3Error(f"page table: {what}")

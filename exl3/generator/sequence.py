@@ -1,0 +1,135 @@
+"""The tokens of one job and the pages that hold their keys and values."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..constants import PAGE_SIZE
+from .ids import IdBuffer
+from .pages import ROOT, Page, PageTable, page_key
+
+
+class Sequence:
+    """Ids, pages and how far they are filled.
+
+    `stored`: leading tokens whose keys and values are in the pages. `keyed`: leading pages that are
+    complete, final, and known by their key.
+    """
+
+    def __init__(self, ids: NDArray[np.int64]) -> None:
+        self.input_ids = IdBuffer(ids)
+        self.pages: list[Page] = []
+        self.stored = 0
+        self.keyed = 0
+        self.block_table: Tensor = torch.zeros(0, dtype=torch.int32)
+        self._keys: list[bytes] = []  # of leading full pages; correct for the ids as they are
+
+    def __len__(self) -> int:
+        return self.input_ids.length
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit the pages held."""
+        return len(self.pages) * PAGE_SIZE
+
+    def _key(self, number: int) -> bytes:
+        ids = self.input_ids.numpy()
+        while len(self._keys) <= number:
+            start = len(self._keys) * PAGE_SIZE
+            previous = self._keys[-1] if self._keys else ROOT
+            self._keys.append(page_key(previous, ids[start : start + PAGE_SIZE]))
+        return self._keys[number]
+
+    def allocate(self, table: PageTable, count: int, final: int) -> tuple[int, int] | None:
+        """Take `count` pages, with what is already stored in them.
+
+        Args:
+            count: pages wanted.
+            final: leading tokens that will not be taken back; later ones are not shared.
+        Returns:
+            (pages reused whole, tokens reused), or None if too few pages are free.
+        """
+        usable = min(len(self) - 1, count * PAGE_SIZE)
+        full = min(usable, final - 1) // PAGE_SIZE
+        keys = [self._key(number) for number in range(full)]
+        pages, shared, copied = table.allocate(keys, self.input_ids.numpy()[:usable], count)
+        if not pages and count:
+            return None
+        self.pages = pages
+        self.keyed = shared
+        self.stored = shared * PAGE_SIZE + copied
+        self.block_table = torch.tensor([page.index for page in pages], dtype=torch.int32)
+        return shared, self.stored
+
+    def adopt(self, table: PageTable, end: int) -> int:
+        """Take over pages of the prompt, up to token `end`, that another job has completed since.
+        Returns the number of tokens gained."""
+        before = self.stored
+        while self.stored == self.keyed * PAGE_SIZE and self.stored + PAGE_SIZE <= end:
+            number = self.keyed
+            page = table.exchange(self.pages[number], self._key(number))
+            if page is None:
+                break
+            self.pages[number] = page
+            self.block_table[number] = page.index
+            self.keyed += 1
+            self.stored += PAGE_SIZE
+            if number + 1 < len(self.pages):
+                table.link(self.pages[number + 1], self._key(number))
+        return self.stored - before
+
+    def store(self, table: PageTable, end: int, final: int) -> None:
+        """Note that the tokens up to `end` are in the pages now.
+
+        Args:
+            final: leading tokens that will not be taken back.
+        """
+        ids = self.input_ids.numpy()
+        start = self.stored
+        while start < end:
+            page = self.pages[start // PAGE_SIZE]
+            offset = start % PAGE_SIZE
+            count = min(PAGE_SIZE - offset, end - start)
+            page.tokens[offset : offset + count] = ids[start : start + count]
+            page.valid = offset + count
+            start += count
+        self.stored = end
+        if end >= (self.keyed + 1) * PAGE_SIZE:
+            self._complete(table, min(end, final - 1))
+
+    def _complete(self, table: PageTable, end: int) -> None:
+        """Key the full pages up to token `end`. Never one whose last token might have to be run
+        again: hence `final - 1` above."""
+        while (self.keyed + 1) * PAGE_SIZE <= end:
+            number = self.keyed
+            table.complete(self.pages[number], self._key(number))
+            self.keyed += 1
+            if self.keyed < len(self.pages):
+                table.link(self.pages[self.keyed], self._key(number))
+
+    def rewind(self, length: int) -> None:
+        """Drop the ids from `length` on. The last one that stays will be run again."""
+        self.input_ids.truncate(length)
+        del self._keys[length // PAGE_SIZE :]
+        self.stored = min(self.stored, length - 1)
+        for number in range(self.stored // PAGE_SIZE, len(self.pages)):
+            page = self.pages[number]
+            page.valid = min(page.valid, max(0, self.stored - number * PAGE_SIZE))
+
+    def release(self, table: PageTable) -> None:
+        """Give all pages back. Whatever is stored is final now."""
+        if not self.pages:
+            return
+        self._complete(table, self.stored)
+        for page in self.pages[self.keyed + 1 :]:  # not reachable by a key
+            table.unlink(page)
+        for page in self.pages[: self.keyed]:  # an equal page may have been given up meanwhile
+            if page.key is not None:
+                table.by_key.setdefault(page.key, page)
+        table.release(self.pages)
+        self.pages = []
+        self.stored = self.keyed = 0
+        self.block_table = torch.zeros(0, dtype=torch.int32)

@@ -1,0 +1,95 @@
+"""Checks and derived sizes of a generator."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+from ..constants import PAGE_SIZE
+from ..errors import ConfigError, UnsupportedError
+
+logger = logging.getLogger(__name__)
+
+# The generator that owns the pages of each cache: the one made last.
+_owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def take_over(cache: Any, generator: Any) -> None:
+    """Give the pages of `cache` to `generator`; the one before it is retired."""
+    before = _owners.get(cache)
+    old = None if before is None else before()
+    if old is not None:
+        old.retired = True
+    _owners[cache] = weakref.ref(generator)
+
+
+def check_drafting(draft_model: Any, draft_cache: Any, ngram_match_min: int) -> None:
+    """Raises:
+    ConfigError: arguments that contradict each other.
+    UnsupportedError: any drafting, for now.
+    """
+    if (draft_model is None) != (draft_cache is None):
+        raise ConfigError("draft_model and draft_cache: give both or neither")
+    if draft_model is not None and ngram_match_min:
+        raise ConfigError("ngram_match_min excludes draft_model")
+    if draft_model is not None or ngram_match_min:
+        raise UnsupportedError("speculative decoding is not available yet; run without a drafter")
+
+
+def check_model(model: Any, cache: Any, cpu_cache_size: int, show_visualizer: bool) -> None:
+    """Raises ConfigError or UnsupportedError for what a generator cannot run."""
+    if not getattr(model, "loaded", True):
+        raise ConfigError("the model is not loaded: call model.load() first")
+    if cache.max_num_tokens % PAGE_SIZE or cache.max_num_tokens < PAGE_SIZE:
+        raise ConfigError(
+            f"cache.max_num_tokens is {cache.max_num_tokens}, expected a multiple of {PAGE_SIZE}"
+        )
+    if model.caps.get("recurrent_states"):
+        raise UnsupportedError("models with recurrent state cannot be generated from yet")
+    if cpu_cache_size:
+        raise UnsupportedError("cpu_cache_size: keeping evicted pages is not available yet; use 0")
+    if show_visualizer:
+        raise UnsupportedError("show_visualizer: there is no debug window")
+
+
+def checkpoint_interval(model: Any, wanted: int | None) -> int:
+    """Tokens between state checkpoints; only recurrent models make them."""
+    interval = wanted or model.caps.get("default_recurrent_checkpoint_interval", 2048)
+    if interval % PAGE_SIZE:
+        raise ConfigError(
+            f"recurrent_checkpoint_interval is {interval}, expected a multiple of {PAGE_SIZE}"
+        )
+    return int(interval)
+
+
+class PromptCheck:
+    """Checks the ids of prompts against the model."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        config = model.config
+        self._vocab = getattr(config, "vocab_size", None) or tokenizer.actual_vocab_size
+        self._longest = getattr(config, "max_position_embeddings", None)
+        self._warned = False
+
+    def __call__(self, job: Any) -> None:
+        """Raises:
+        ConfigError: an id that is neither in the vocabulary nor of one of the job's embeddings.
+        """
+        ids = job.sequence.input_ids.numpy()
+        outside = (ids < 0) | (ids >= self._vocab)
+        for item in job.embeddings:
+            outside &= (ids < item.first_index) | (ids >= item.last_index)
+        if outside.any():
+            at = int(outside.argmax())
+            raise ConfigError(
+                f"prompt token {at} is {int(ids[at])}, expected an id of 0 to {self._vocab - 1}"
+                " or of an embedding given with the job"
+            )
+        if self._longest and ids.size > self._longest and not self._warned:
+            self._warned = True
+            logger.warning(
+                "a prompt of %d tokens is longer than the %d that the model was made for",
+                ids.size,
+                self._longest,
+            )

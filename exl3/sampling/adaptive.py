@@ -1,0 +1,90 @@
+"""XTC, which makes the likeliest tokens less likely, and Adaptive-P, which steers by memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .base import SS_Base
+from .random import gumbel
+from .state import SS, Row
+from .steps import SS_NoOp, SS_Sample, _Cut, _Final, _fraction, _number
+
+_protected: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+
+
+def xtc_default_protected_token_ids(tokenizer: Any) -> list[int]:
+    """Ids whose piece contains a newline, and all added tokens."""
+    if tokenizer not in _protected:
+        pieces = tokenizer.get_id_to_piece_list(True)
+        lines = {token for token, piece in enumerate(pieces) if "\n" in piece}
+        _protected[tokenizer] = sorted(lines | set(tokenizer.extended_id_to_piece))
+    return _protected[tokenizer]
+
+
+class SS_XTC(_Cut):
+    """Exclude top choices: the average over a coin toss that removes all tokens above the
+    threshold but the least likely of them."""
+
+    def __init__(
+        self,
+        probability: float,
+        threshold: float,
+        protected_token_ids: Iterable[int] | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self.probability = _fraction(self, "probability", probability)
+        self.threshold = _fraction(self, "threshold", threshold)
+        if protected_token_ids is None and tokenizer is not None:
+            protected_token_ids = xtc_default_protected_token_ids(tokenizer)
+        self._protected = np.array(sorted(protected_token_ids or []), np.int64)
+
+    def alt(self) -> SS_Base | None:
+        return SS_NoOp() if self.probability == 0.0 or self.threshold > 0.5 else None
+
+    def apply(self, row: Row) -> None:
+        probs = row.probs()
+        high = np.flatnonzero(probs >= self.threshold)
+        ids = high if row.ids is None else row.ids[high]
+        high = high[~np.isin(ids, self._protected)]
+        if high.size < 2:
+            return
+        order = high[np.argsort(-probs[high], kind="stable")]
+        out = order[:-1]
+        mass = float(probs[out].sum(dtype=np.float64))
+        rest = max(1.0 - mass, 1e-12)
+        factor = (1.0 - self.probability) / (1.0 + self.probability * mass / rest)
+        with np.errstate(divide="ignore"):
+            row.own()[out] += np.log(np.float32(factor))
+
+
+class SS_AdaptiveP(_Final):
+    """Final step that favours tokens near a probability, so that the mean chosen probability
+    approaches `target`. Keeps a memory, so every job works on its own copy."""
+
+    def __init__(self, target: float = 1.0, decay: float = 0.0) -> None:
+        self.target = _number(self, "target", target)
+        self.decay = min(max(_number(self, "decay", decay), 0.0), 0.99)
+        self.weighted = self.target / (1.0 - self.decay)
+        self.total = 1.0 / (1.0 - self.decay)
+
+    def alt(self) -> SS_Base | None:
+        return SS_Sample() if self.target == 1.0 else None
+
+    def apply(self, row: Row) -> None:
+        probs = row.probs().astype(np.float64)
+        target = min(max(self.target, 0.0), 1.0)
+        aim = min(max(2.0 * target - self.weighted / self.total, 0.0), 1.0)
+        x = np.abs(probs - aim) / 0.3
+        score = np.where(probs >= 1e-8, 5.0 - 10.0 * x * x / (1.0 + x), -np.inf)
+        score += gumbel(row.key, row.token_ids())
+        index = int(score.argmax())
+        row.draw(index)
+        self.weighted = float(probs[index]) + self.decay * self.weighted
+        self.total = 1.0 + self.decay * self.total
+
+    def out_state(self, in_state: SS) -> SS:
+        return SS.DONE
