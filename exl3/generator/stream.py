@@ -15,7 +15,7 @@ class Decoder(Protocol):
     """Turns tokens into text as they come."""
 
     @property
-    def pending(self) -> bool:
+    def held(self) -> bool:
         """Whether the tokens so far end inside a character."""
 
     def push(self, token: int) -> str:
@@ -133,7 +133,7 @@ class TextStream:
     def _add(self, token: Token) -> None:
         self._tokens.append(token.id)
         token.text = self._heal(self._decoder.push(token.id))
-        token.open = self._decoder.pending
+        token.open = self._decoder.held
         self.held.append(token)
         self._text += token.text
         self._stuck = self._stuck + 1 if token.open else 0

@@ -14,6 +14,8 @@ from .base import SS_Base
 from .random import GUMBEL_SPAN, gumbel
 from .state import SS, Row
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 
 def _number(step: SS_Base, name: str, value: Any) -> float:
     try:
@@ -78,7 +80,7 @@ class SS_Sample(_Final):
     def apply(self, row: Row) -> None:
         top = row.maximum()
         if row.ids is None or row.ids.size > 64:
-            row.keep_from(max(top - GUMBEL_SPAN, float(np.finfo(np.float32).min)))
+            row.keep_from(max(top - GUMBEL_SPAN, -FLOAT32_MAX))
         noisy = gumbel(row.key, row.token_ids())
         noisy += row.logits
         row.draw(int(noisy.argmax()))
@@ -139,7 +141,7 @@ class SS_TopK(_Cut):
         row.maximum()
         if self.top_k < row.logits.size:
             cut = np.partition(row.logits, -self.top_k)[-self.top_k]
-            row.keep_from(max(float(cut), float(np.finfo(np.float32).min)))
+            row.keep_from(max(float(cut), -FLOAT32_MAX))
 
 
 class SS_TopP(_Cut):
@@ -194,7 +196,7 @@ class SS_LogitBias(_LogitStep):
         kept = {}
         for token, bias in logit_bias.items():
             number = _number_or_nan(bias)
-            if number == 0.0 or math.isnan(number) or number > np.finfo(np.float32).max:
+            if number == 0.0 or math.isnan(number) or number > FLOAT32_MAX:
                 continue
             kept[int(token)] = max(number, -math.inf)
         self.logit_bias = kept

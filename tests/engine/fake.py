@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from exl3.tokenizer.pieces import Lead
+
 PAGE = 256
 M1, M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 MASK = (1 << 64) - 1
@@ -19,6 +21,18 @@ MASK = (1 << 64) - 1
 def mix(value: int) -> int:
     value = (value ^ (value >> 31)) * int(M2) & MASK
     return value ^ (value >> 29)
+
+
+class Pieces:
+    """What `StreamDecoder` reads of a tokenizer."""
+
+    lead = Lead.KEEP
+
+    def __init__(self, data: list[bytes]) -> None:
+        self.bytes = data
+
+    def shown(self, token: int, *, decode_special: bool) -> bool:
+        return decode_special or token > 2
 
 
 class FakeTokenizer:
@@ -39,7 +53,9 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         pieces = [bytes([b]) for b in range(256)]
-        self.bytes = [b""] * 3 + pieces + list(self.joined)
+        special = [piece.encode() for piece in self.special]
+        self.bytes = special + pieces + list(self.joined)
+        self.piece_table = Pieces(self.bytes)
         self.actual_vocab_size = len(self.bytes)
         self.raw_vocab_size = self.actual_vocab_size
         self.bos_token_id, self.eos_token_id, self.pad_token_id = 0, 1, None
@@ -65,8 +81,8 @@ class FakeTokenizer:
             return [self.decode(row, decode_special_tokens) for row in ids]
         parts = []
         for i in ids.tolist():
-            special = i < 3 and decode_special_tokens
-            parts.append(self.special[i].encode() if special else self.bytes[i])
+            if i > 2 or decode_special_tokens:
+                parts.append(self.bytes[i])
         return b"".join(parts).decode("utf-8", "replace")
 
     def single_id(self, text):
@@ -103,7 +119,7 @@ class FakeModel:
         if letters:
             self.bias[3:vocab] -= 50.0
             for i, piece in enumerate(self.tokenizer.bytes):
-                if piece and all(b in letters for b in piece):
+                if i > 2 and all(b in letters for b in piece):
                     self.bias[i] += 50.0
         self.weights = np.cumprod(np.full(1 << 16, M1, np.uint64)) | np.uint64(1)
         self.columns = np.arange(self.width, dtype=np.uint64) * M2

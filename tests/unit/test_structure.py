@@ -34,6 +34,8 @@ FORBIDDEN_EVERYWHERE = {"server"}
 FIXED_SIGNATURES = {
     "generator/generator.py": {"__init__", "generate"},
     "generator/job.py": {"__init__"},
+    "generator/filter/llguidance.py": {"__init__"},
+    "sampling/presets.py": {"__init__"},
     "model/model.py": {"load", "load_gen"},
     "model_init.py": {"add_args", "init"},
     "ops/attention.py": {"paged_attention"},
