@@ -1,27 +1,188 @@
-"""Decode steps recorded once and replayed."""
+"""Decode steps recorded once and replayed: no Python between the ops of a step.
+
+A step is one token for each of `bsz` sequences on a paged cache, all layers EXL3. What varies from
+step to step (ids, positions, lengths, page tables, slots) is written into fixed buffers.
+"""
 
 from __future__ import annotations
 
+import logging
+import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from ..constants import PAGE_SIZE
+from ..errors import UnsupportedError
+from ..modules import Batch, Linear
+from ..modules.linear import run_group
+from ..ops.graph import Graph, record
+from ..settings import settings
+from .inputs import check_cache, page_table
 
 if TYPE_CHECKING:
     from .model import Model
 
+logger = logging.getLogger(__name__)
+
+# Keys of `params` that a recorded step understands; any other with a value runs op by op.
+_PLAIN_KEYS = frozenset(
+    [
+        "attn_mode",
+        "batch_shape",
+        "block_table",
+        "cache",
+        "cache_seqlens",
+        "last_tokens_only",
+        "past_len",
+    ]
+)
+_MAX_STEPS = 24  # recordings kept per cache, the least recently used goes first
+
+
+def bucket_size(rows: int) -> int:
+    """Rows that a step for `rows` sequences is recorded with: exact to 8, then under 1/8 more."""
+    if rows <= 8:
+        return rows
+    step = 1 << max((rows - 1).bit_length() - 3, 0)
+    return -(-rows // step) * step
+
+
+class _Step:
+    """Buffers and recording of one bucket on one cache."""
+
+    def __init__(self, rows: int, pages: int) -> None:
+        self.rows = rows
+        self.ids = torch.zeros(rows, dtype=torch.int64)
+        self.positions = torch.zeros(rows, dtype=torch.int32)
+        self.seq_lens = torch.zeros(rows, dtype=torch.int32)
+        self.slots = torch.full((rows,), -1, dtype=torch.int64)
+        self.page_table = torch.zeros(rows, pages, dtype=torch.int32)
+        self.query_starts = torch.arange(rows + 1, dtype=torch.int32)
+        self._views = tuple(
+            t.numpy()
+            for t in (self.ids, self.positions, self.seq_lens, self.slots, self.page_table)
+        )
+        self._live = 0
+        self.graph: Graph[Tensor] | None = None
+
+    def fill(self, ids: np.ndarray, table: np.ndarray, past: np.ndarray) -> None:
+        """Write one step's inputs: (n,), (n, pages) and (n,) with n <= rows. Rows past n have
+        length 0 and store nothing."""
+        n = ids.shape[0]
+        own_ids, positions, seq_lens, slots, page_table_ = self._views
+        if n < self._live:
+            own_ids[n:], positions[n:], seq_lens[n:], slots[n:] = 0, 0, 0, -1
+        self._live = n
+        page = table[np.arange(n), past // PAGE_SIZE].astype(np.int64)
+        own_ids[:n], positions[:n] = ids, past
+        np.add(past, 1, out=seq_lens[:n], casting="same_kind")
+        slots[:n] = page * PAGE_SIZE + past % PAGE_SIZE
+        page_table_[:n, : table.shape[1]] = table
+
+    def batch(self, cache: Any) -> Batch:
+        """The batch that reads these buffers."""
+        return Batch(
+            self.rows,
+            1,
+            self.positions,
+            input_ids=self.ids,
+            cache=cache,
+            query_starts=self.query_starts,
+            seq_lens=self.seq_lens,
+            page_table=self.page_table,
+            slots=self.slots,
+        )
+
 
 class DecodeGraphs:
-    """Recorded steps of one model."""
+    """Recorded steps of one model, by cache and bucket."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self._steps: weakref.WeakKeyDictionary[Any, dict[int, _Step]] = weakref.WeakKeyDictionary()
+        self._linears: list[tuple[Linear, Any]] = []  # with the weights that were recorded
+        self._refused = False
 
-    def step(self, input_ids: Tensor, params: dict[str, Any]) -> Tensor | None:
-        """Logits of a step that a recording serves, else None."""
+    def step(self, input_ids: Tensor, params: Mapping[str, Any]) -> Tensor | None:
+        """Logits (bsz, 1, V_pad) of a step that a recording serves; None: run op by op."""
+        if input_ids.dim() != 2 or input_ids.shape[1] != 1 or not input_ids.shape[0]:
+            return None
+        cache = params.get("cache")
+        if cache is None or params.get("attn_mode") != "flash_attn" or self._refused:
+            return None
+        if any(key not in _PLAIN_KEYS and params[key] for key in params):
+            return None
+        if not (settings().cpu_graph and self.model.loaded and self._same_weights()):
+            return None
+        check_cache(self.model, cache)
+        n = input_ids.shape[0]
+        table, past = page_table(params, n)
+        lengths, pages = past.numpy(), table.numpy()
+        if lengths.min() < 0 or lengths.max() // PAGE_SIZE >= pages.shape[1]:
+            return None  # the slower path says what is wrong
+        step = self._step_for(cache, bucket_size(n), pages.shape[1])
+        step.fill(input_ids.numpy()[:, 0], pages, lengths)
+        logits = self._run(step, cache)
+        if logits is None:
+            return None
+        return self.model.head.mask(logits[:n].clone()).unsqueeze(1)
+
+    def _run(self, step: _Step, cache: Any) -> Tensor | None:
+        try:
+            if step.graph is not None:
+                return step.graph.replay()
+            step.graph = record(lambda: self._forward(step.batch(cache)))
+            return step.graph.result
+        except UnsupportedError as error:
+            self._refused = True
+            self.clear()
+            logger.warning("decode steps run op by op, which is slower: %s", error)
+        except RuntimeError as error:
+            # An op refused its input; the slower path names the argument that is wrong.
+            logger.debug("recorded step failed: %s", error)
         return None
+
+    def _forward(self, batch: Batch) -> Tensor:
+        model = self.model
+        assert batch.input_ids is not None
+        x = model.embedding.forward(batch.input_ids, batch)
+        for block in model.blocks:
+            x = block.forward(x, batch)
+        return run_group(x, (model.head,), batch, norm=model.final_norm)
+
+    def _step_for(self, cache: Any, rows: int, width: int) -> _Step:
+        steps = self._steps.setdefault(cache, {})
+        step = steps.pop(rows, None)
+        if step is None or step.page_table.shape[1] < width:
+            step = _Step(rows, max(width, cache.num_pages))
+            if len(steps) >= _MAX_STEPS:
+                steps.pop(next(iter(steps)))
+        steps[rows] = step
+        return step
+
+    def _same_weights(self) -> bool:
+        """True if every linear layer is EXL3, unobserved, and as it was when steps were recorded;
+        forgets the recordings if not."""
+        if self._linears and all(
+            layer.weight is weight and layer.capture is None for layer, weight in self._linears
+        ):
+            return True
+        self.clear()
+        layers = {id(m): m for m in self.model if isinstance(m, Linear)}.values()
+        if any(layer.weight is None or layer.capture is not None for layer in layers):
+            return False
+        self._linears = [(layer, layer.weight) for layer in layers]
+        return True
 
     def drop(self, cache: Any) -> None:
         """Forget the steps recorded with this cache."""
+        self._steps.pop(cache, None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all steps, and with them every weight they hold."""
+        self._steps.clear()
+        self._linears = []

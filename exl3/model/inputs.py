@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ..constants import PAGE_SIZE
 from ..errors import ConfigError, ShapeError, UnsupportedError
 from ..modules import Batch
 
-Params = dict[str, Any]
+Params = Mapping[str, Any]
 
 _KNOWN = frozenset(
     [
@@ -61,6 +62,16 @@ def check_params(params: Params) -> str:
     if mode == "flash_attn" and params.get("cache") is None:
         raise ConfigError("attn_mode flash_attn needs params['cache']")
     return mode
+
+
+def check_cache(model: Any, cache: Any) -> None:
+    """Check that the cache belongs to the model.
+
+    Raises:
+        ConfigError: it is attached to another model, or to none.
+    """
+    if cache.model is not model:
+        raise ConfigError("params['cache'] is not attached to this model")
 
 
 def check_ids(input_ids: Tensor, vocab: int) -> Tensor:

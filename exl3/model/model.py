@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, UnsupportedError
-from ..modules import Attention, Block, Embedding, Head, LoadOptions, Module, RMSNorm
+from ..modules import Attention, Batch, Block, Embedding, Head, LoadOptions, Module, RMSNorm
 from .build import DecoderBuilder
 from .config import Config
 from .decode import DecodeGraphs
-from .inputs import Params, check_ids, check_params, make_batch
+from .inputs import Params, check_cache, check_ids, check_params, make_batch
 from .load_options import LoadArguments, console_progress
 from .storage import layout_tree, storage_info
 
@@ -161,7 +161,7 @@ class Model:
         if logits is not None:
             return logits
         mode = check_params(params)
-        batch = make_batch(self._check_ready(input_ids), params, mode)
+        batch = self._batch(input_ids, params, mode)
         x = self._blocks(batch)
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
@@ -175,7 +175,7 @@ class Model:
         mode = check_params(params)
         if mode != "flash_attn":
             raise ConfigError("prefill fills a cache: params needs attn_mode flash_attn")
-        batch = make_batch(self._check_ready(input_ids), params, mode)
+        batch = self._batch(input_ids, params, mode)
         x = self._embed(batch)
         blocks = self.blocks
         for block in blocks[:-1]:
@@ -195,10 +195,17 @@ class Model:
             )
         return ids
 
-    def _embed(self, batch: Any) -> Tensor:
+    def _batch(self, input_ids: Tensor, params: Params, mode: str) -> Batch:
+        ids = self._check_ready(input_ids)
+        if mode == "flash_attn":
+            check_cache(self, params["cache"])
+        return make_batch(ids, params, mode)
+
+    def _embed(self, batch: Batch) -> Tensor:
+        assert batch.input_ids is not None
         return self.embedding.forward(batch.input_ids, batch)
 
-    def _blocks(self, batch: Any) -> Tensor:
+    def _blocks(self, batch: Batch) -> Tensor:
         x = self._embed(batch)
         for block in self.blocks:
             x = block.forward(x, batch)
