@@ -47,7 +47,7 @@ def bucket_size(rows: int) -> int:
     """Rows that a step for `rows` sequences is recorded with: exact to 8, then under 1/8 more."""
     if rows <= 8:
         return rows
-    step = 1 << max((rows - 1).bit_length() - 3, 0)
+    step = 1 << max((rows - 1).bit_length() - 4, 0)
     return -(-rows // step) * step
 
 

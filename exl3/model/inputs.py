@@ -99,7 +99,7 @@ def make_batch(input_ids: Tensor, params: Params, mode: str) -> Batch:
         batch = Batch.dense(bsz, q_len, positions=_positions(params, bsz, q_len, None))
     else:
         batch = _cached_batch(params, bsz, q_len)
-    batch.input_ids = input_ids.reshape(-1)
+    batch.input_ids = input_ids.reshape(-1).contiguous()
     batch.causal = bool(params.get("causal", True))
     batch.reconstruct = bool(params.get("reconstruct", False))
     last = params.get("last_tokens_only")

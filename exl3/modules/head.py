@@ -14,6 +14,7 @@ from .norm import RMSNorm
 
 if TYPE_CHECKING:
     from ..quant.types import QuantizedTensors
+    from .quantized import StoredTensors
 
 
 class Head(Linear):
@@ -22,7 +23,7 @@ class Head(Linear):
     def __init__(self, key: str, *, hidden: int, vocab: int, alt_key: str | None) -> None:
         super().__init__(key, in_features=hidden, out_features=vocab, is_head=True, alt_key=alt_key)
 
-    def set_quantized(self, tensors: QuantizedTensors) -> None:
+    def set_quantized(self, tensors: QuantizedTensors | StoredTensors) -> None:
         """See `Linear.set_quantized`; the padded columns stay, to be masked in place."""
         super().set_quantized(tensors)
         if self.weight is not None and self.weight.bias is None:

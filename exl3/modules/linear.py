@@ -15,7 +15,7 @@ from ..errors import FormatError
 from .base import LoadOptions, Module, read_float
 from .batch import Batch
 from .norm import RMSNorm
-from .quantized import QuantizedReader, linear_weight, reconstruct_weight
+from .quantized import QuantizedReader, StoredTensors, linear_weight, reconstruct_weight
 
 if TYPE_CHECKING:
     from ..loader.base import TensorSource
@@ -97,7 +97,7 @@ class Linear(Module):
             size = padded(size)  # written with the padding of the trellis
         return read_float(stc, name, (size,)).to(torch.float32)[: self.out_features].contiguous()
 
-    def set_quantized(self, tensors: QuantizedTensors) -> None:
+    def set_quantized(self, tensors: QuantizedTensors | StoredTensors) -> None:
         """Use these EXL3 tensors from now on and drop the plain weight."""
         bias = tensors.bias if tensors.bias is not None else self.bias
         self.weight = linear_weight(tensors, bias, self.in_features, self.out_features)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..constants import HADAMARD_DIM, TILE_DIM
 from ..errors import FormatError
+from ..ops.codebook import Codebook
 from .base import read_tensor
 
 if TYPE_CHECKING:
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 _MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
 
 
+class StoredTensors(NamedTuple):
+    """What `QuantizedTensors` holds, as read; loading does not need the quantiser's package."""
+
+    trellis: Tensor
+    suh: Tensor
+    svh: Tensor
+    codebook: Codebook
+    bias: Tensor | None
+
+
 class QuantizedReader:
     """Tensors `<key>.trellis` and its companions, checked against the sizes of the layer."""
 
@@ -27,15 +38,13 @@ class QuantizedReader:
         self.k = -(-in_features // HADAMARD_DIM) * HADAMARD_DIM
         self.n = -(-out_features // HADAMARD_DIM) * HADAMARD_DIM
 
-    def read(self, bias: Tensor | None) -> QuantizedTensors:
+    def read(self, bias: Tensor | None) -> StoredTensors:
         """All tensors of the layer.
 
         Raises:
             FormatError: a tensor is missing, or has the wrong shape, dtype or marker.
         """
-        from ..quant.types import QuantizedTensors
-
-        return QuantizedTensors(
+        return StoredTensors(
             trellis=self._trellis(),
             suh=self._scale("suh", "su", self.k),
             svh=self._scale("svh", "sv", self.n),
@@ -71,10 +80,8 @@ class QuantizedReader:
             raise FormatError(f"tensor {key} is {scale.dtype}, expected float16")
         return scale
 
-    def _codebook(self) -> int:
+    def _codebook(self) -> Codebook:
         """Codebook from the marker tensor."""
-        from ..ops.codebook import Codebook
-
         found = [name for name in _MULTIPLIERS if self.stc.has(f"{self.key}.{name}")]
         if len(found) > 1:
             raise FormatError(f"{self.key} has the markers of both mcg and mul1")
@@ -91,7 +98,10 @@ class QuantizedReader:
 
 
 def linear_weight(
-    tensors: QuantizedTensors, bias: Tensor | None, in_features: int, out_features: int
+    tensors: QuantizedTensors | StoredTensors,
+    bias: Tensor | None,
+    in_features: int,
+    out_features: int,
 ) -> LinearWeight:
     """The tensors in the layout that the `linear` op reads; `bias` float32 (out_features,)."""
     from ..ops.linear import LinearWeight
