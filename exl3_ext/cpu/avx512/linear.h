@@ -1,0 +1,10 @@
+#pragma once
+#include "cpu/linear_plan.h"
+
+namespace exl3::avx512 {
+void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weight, int64_t row,
+                     int64_t begin, int64_t end);
+void linear_words(const LinearStrips& s);
+void linear_bytes(const LinearStrips& s);
+void linear_epilogue(const LinearParams& p, const LinearPlan& plan, int weight, int64_t block);
+}  // namespace exl3::avx512
