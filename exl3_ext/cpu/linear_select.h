@@ -9,7 +9,7 @@ namespace exl3 {
 
 enum class LinearKernel : int {
   kWords,  // 16-bit weights times 16-bit activations; every codebook and level
-  kBytes,  // AVX-512 VNNI on the product's bytes, 8-bit activations; mul1, up to 4 bits, few rows
+  kBytes,  // AVX-512 VNNI on the product's bytes, 8-bit activations; mul1, up to 4 bits, one row
   kLarge,  // many rows: decode blocks of W' and multiply them as a dense matrix
 };
 

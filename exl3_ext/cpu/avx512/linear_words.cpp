@@ -21,6 +21,7 @@ struct Buffer {
 template <int K, Codebook kCodebook>
 void decode_block(const uint16_t* tile, Buffer* buffer) {
   for (int i = 0; i < kTiles; ++i, tile += 16 * K) {
+    prefetch_ahead<K>(tile);
     __m512i states[8];
     tile_states<K>(tile, states);
 #pragma GCC unroll 8
@@ -57,9 +58,13 @@ void multiply(const Buffer& buffer, const LinearStrips& s, int64_t row0, int64_t
   const int64_t blocks = s.k / kHadamardDim;
   const int16_t* q = s.q + row0 * s.k + block * kHadamardDim;
   const LinearBlockMeta* meta = s.meta + row0 * blocks + block;
-  __m512i sums[R][2];
+  constexpr int kSets = R <= 2 ? 2 : 1;  // chains of five cycles: enough of them
+  __m512i sums[R][2][kSets];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = initial_sums(meta[r * blocks]);
+  for (int r = 0; r < R; ++r) {
+    sums[r][0][0] = sums[r][1][0] = initial_sums(meta[r * blocks]);
+    if constexpr (kSets == 2) sums[r][0][1] = sums[r][1][1] = _mm512_setzero_si512();
+  }
   for (int i = 0; i < kTiles; ++i) {
 #pragma GCC unroll 4
     for (int e = 0; e < 4; ++e) {
@@ -68,15 +73,21 @@ void multiply(const Buffer& buffer, const LinearStrips& s, int64_t row0, int64_t
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         const __m512i four = broadcast4(q + r * s.k + 16 * i + 4 * e);
-        sums[r][0] = _mm512_dpwssd_epi32(sums[r][0], left, four);
-        sums[r][1] = _mm512_dpwssd_epi32(sums[r][1], right, four);
+        __m512i& a = sums[r][0][e % kSets];
+        __m512i& b = sums[r][1][e % kSets];
+        a = _mm512_dpwssd_epi32(a, left, four);
+        b = _mm512_dpwssd_epi32(b, right, four);
       }
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    totals[r][0] = add_block(totals[r][0], sums[r][0], meta[r * blocks]);
-    totals[r][1] = add_block(totals[r][1], sums[r][1], meta[r * blocks]);
+#pragma GCC unroll 2
+    for (int side = 0; side < 2; ++side) {
+      __m512i sum = sums[r][side][0];
+      if constexpr (kSets == 2) sum = _mm512_add_epi32(sum, sums[r][side][1]);
+      totals[r][side] = add_block(totals[r][side], sum, meta[r * blocks]);
+    }
   }
 }
 
@@ -85,6 +96,7 @@ constexpr Multiply kMultiply[kRows + 1] = {nullptr,     multiply<1>, multiply<2>
                                            multiply<3>, multiply<4>, multiply<5>,
                                            multiply<6>, multiply<7>, multiply<8>};
 
+constexpr int kFusedRows = 4;  // up to here mul1 is faster without the buffer
 constexpr int kRowChunk = 64;  // rows that share one decoding
 
 void strip_rows(const LinearStrips& s, int64_t strip, int64_t row0, int rows, Decode decode) {
@@ -110,6 +122,7 @@ void strip_rows(const LinearStrips& s, int64_t strip, int64_t row0, int rows, De
 }  // namespace
 
 void linear_words(const LinearStrips& s) {
+  if (s.codebook == Codebook::kMul1 && s.m <= kFusedRows) return linear_words_fused(s);
   const Decode decode = decode_of(s.codebook, s.bits);
   for (int64_t strip = s.begin; strip < s.end; ++strip) {
     for (int64_t row = 0; row < s.m; row += kRowChunk) {

@@ -73,6 +73,17 @@ EXL3_STATIC Planes<K> load_planes(const uint16_t* tile) {
   return p;
 }
 
+// Asks for the cache lines 2 KB on: about 16 tiles at 4 bits. The hardware's own prefetch stops at
+// pages and is slow to start: without this, streams from the last-level cache run at 25 to 90 % of
+// the speed of weights in the second-level cache (4 and 2 bits, Xeon with AMX), with it at 100 %.
+template <int K>
+EXL3_STATIC void prefetch_ahead(const uint16_t* tile) {
+#pragma GCC unroll 4
+  for (int line = 0; line < 32 * K; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(tile) + 2048 + line, _MM_HINT_T0);
+  }
+}
+
 // The 256 states of a tile: lane t of states[e] is that of position 8t + e.
 template <int K>
 EXL3_STATIC void tile_states(const uint16_t* tile, __m512i* states) {

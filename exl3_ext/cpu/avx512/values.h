@@ -28,13 +28,18 @@ EXL3_STATIC __m512i fixed_point(__m512i product) {
                                magnitude);
 }
 
+// Sum of the four bytes of each product.
+EXL3_STATIC __m512i byte_sums(__m512i lo, __m512i hi) {
+  const __m512i ones = _mm512_set1_epi8(1);
+  return _mm512_add_epi16(_mm512_maddubs_epi16(lo, ones), _mm512_maddubs_epi16(hi, ones));
+}
+
 template <Codebook kCodebook>
 EXL3_STATIC __m512i weight_values(__m512i state) {
   __m512i lo, hi;
   if constexpr (kCodebook == Codebook::kMul1) {
     product<kMul1Mul>(state, &lo, &hi);
-    const __m512i ones = _mm512_set1_epi8(1);
-    return _mm512_add_epi16(_mm512_maddubs_epi16(lo, ones), _mm512_maddubs_epi16(hi, ones));
+    return byte_sums(lo, hi);
   } else if constexpr (kCodebook == Codebook::kMcg) {
     product<kMcgMul>(state, &lo, &hi);
   } else {
