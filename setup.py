@@ -29,7 +29,8 @@ TORCH_TARGET = "0x020a000000000000"  # torch 2.10: the oldest torch that the lib
 AVX2 = "-mavx2 -mfma -mf16c -mbmi2"
 AVX512 = (
     f"{AVX2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512cd -mavx512vbmi -mavx512vbmi2 "
-    "-mavx512vnni -mprefer-vector-width=512 -Wno-maybe-uninitialized"  # GCC's own headers
+    "-mavx512vnni -mprefer-vector-width=512 -Wno-maybe-uninitialized "
+    "-Wno-uninitialized"  # GCC's own headers
 )
 AMX = f"{AVX512} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16"
 LEVEL_FLAGS = {"avx2": AVX2, "avx512": AVX512, "amx": AMX}

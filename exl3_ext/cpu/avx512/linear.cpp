@@ -111,6 +111,13 @@ EXL3_STATIC void output_block(const LinearWeightRef& ref, const float* inner, in
 
 }  // namespace
 
+void fill_linear(KernelTable& t) {
+  t.linear_prologue = linear_prologue;
+  t.linear_words = linear_words;
+  t.linear_bytes = linear_bytes;
+  t.linear_epilogue = linear_epilogue;
+}
+
 void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weight, int64_t row,
                      int64_t begin, int64_t end) {
   const float* x = p.x + row * p.x_stride;

@@ -1,7 +1,9 @@
 #pragma once
 #include "cpu/linear_plan.h"
+#include "cpu/table.h"
 
 namespace exl3::avx512 {
+void fill_linear(KernelTable& t);
 void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weight, int64_t row,
                      int64_t begin, int64_t end);
 void linear_words(const LinearStrips& s);
