@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 INDEX_NAME = "model.safetensors.index.json"
 LOAD_METHODS = ("mt_fread", "python")
 # A fingerprint hashes this much at the start, middle and end of every tensor.
-_SAMPLE_BYTES = 4096
+SAMPLE_BYTES = 4096
 
 
 class SafetensorsCollection(TensorSource):
@@ -98,7 +98,7 @@ class SafetensorsCollection(TensorSource):
                 for entry in sorted(header.entries, key=lambda e: e.offset):
                     for position in sample_positions(entry.info.n_bytes):
                         file.seek(entry.offset + position)
-                        digest.update(file.read(min(_SAMPLE_BYTES, entry.info.n_bytes)))
+                        digest.update(file.read(min(SAMPLE_BYTES, entry.info.n_bytes)))
         return digest.hexdigest()
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ def _rename(entry: Entry, fixes: dict[str, str]) -> Entry:
 
 def sample_positions(n_bytes: int) -> list[int]:
     """Where a fingerprint looks into a tensor: start, middle and end, without repeats."""
-    last = max(n_bytes - _SAMPLE_BYTES, 0)
+    last = max(n_bytes - SAMPLE_BYTES, 0)
     return sorted({0, last // 2, last})
 
 
