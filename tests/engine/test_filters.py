@@ -1,0 +1,145 @@
+"""Filters: masks, triggers, completion, rewinds, faults."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from exl3.errors import ConfigError
+from exl3.generator import Filter, FormatronFilter, LLGuidanceFilter
+from exl3.generator.sampler import DefaultSampler
+from tests.engine.test_generator import job, prompt, run, text, tokens
+
+
+class Spell(Filter):
+    """Allows exactly the bytes of a word, one after another."""
+
+    packed = False
+    can_roll_back = False
+
+    def __init__(self, tokenizer, word: str, **kwargs) -> None:
+        self.word = [3 + b for b in word.encode()]
+        self.at = 0
+        super().__init__(tokenizer, **kwargs)
+
+    def reset(self) -> None:
+        self.at = 0
+
+    def accept_token(self, token: int) -> None:
+        assert token == self.word[self.at]
+        self.at += 1
+
+    def is_completed(self) -> bool:
+        return self.at == len(self.word)
+
+    def rollback_tokens(self, count: int) -> bool:
+        self.at -= count * self.can_roll_back
+        return self.can_roll_back
+
+    def get_next_logit_mask(self):
+        token = self.word[self.at]
+        if self.packed:
+            mask = torch.zeros(1, 9, dtype=torch.int32)
+            mask[0, token >> 5] = 1 << (token & 31) if token & 31 < 31 else -(1 << 31)
+            return mask
+        mask = torch.full((1, 200), -torch.inf, dtype=self.logits_dtype)
+        mask[0, token] = 0
+        return mask
+
+
+class Packed(Spell):
+    packed = True
+
+
+class RollsBack(Spell):
+    can_roll_back = True
+
+
+@pytest.mark.parametrize("kind", [Spell, Packed])
+@pytest.mark.parametrize("rq", [None, 1])
+def test_a_filter_ends_the_job(make, kind, rq) -> None:
+    generator = make()
+    word = "xyz~" * 80
+    filters = [kind(generator.tokenizer, word, eos_after_completed=True)]
+    item = job(prompt(20), filters=filters, max_new_tokens=400, max_rq_tokens=rq)
+    other = job(prompt(30))
+    events = run(generator, item, other)
+    assert events[item][-1]["eos_reason"] == "end_filter" and text(events[item]) == word
+    assert events[other][-1]["eos_reason"] == "max_new_tokens"
+
+
+def test_trigger_and_going_inactive(make) -> None:
+    generator = make()
+    trigger = 3 + ord("a")
+    filters = [Spell(generator.tokenizer, "XY", trigger_token=trigger)]
+    item = job(prompt(20), filters=filters, max_new_tokens=60, sampler=DefaultSampler(), seed=1)
+    said = text(run(generator, item)[item])
+    assert "a" in said[:-2].replace("ab", "")
+    for i, char in enumerate(said[:-2]):
+        single = char == "a" and tokens_at(item, generator)[i] == trigger
+        assert not single or said[i + 1 : i + 3] == "XY"
+
+
+def tokens_at(item, generator) -> dict[int, int]:
+    """Token that starts at each place of the text."""
+    out, place = {}, 0
+    for token in item.sequences[0].input_ids.torch()[0, 20:].tolist():
+        out[place] = token
+        place += len(generator.tokenizer.bytes[token])
+    return {i: out.get(i, -1) for i in range(place)}
+
+
+def test_masks_are_intersected_and_an_empty_one_ends_the_job(make) -> None:
+    generator = make()
+    a, b = Spell(generator.tokenizer, "XY"), Packed(generator.tokenizer, "XZ")
+    item = job(prompt(20), filters=[a, b])
+    events = run(generator, item)[item]
+    assert text(events) == "X"
+    assert events[-1]["eos_reason"] == "end_filter" and "masked" in events[-1]["filter_error"]
+
+
+@pytest.mark.parametrize("kind", [Spell, RollsBack])
+def test_rewind_takes_filters_back(make, kind) -> None:
+    generator = make()
+    filter = kind(generator.tokenizer, "say foo!")
+    item = job(prompt(20), filters=[filter], banned_strings=["foo"])
+    events = run(generator, item)[item]
+    assert text(events) == "say " and filter.at == 4
+    assert events[-1]["eos_reason"] == "end_filter" and events[-1]["filter_error"]
+
+
+def test_a_broken_filter_ends_only_its_job(make) -> None:
+    class Broken(Spell):
+        def get_next_logit_mask(self):
+            raise ValueError("bad grammar state")
+
+    generator = make()
+    bad, good = job(prompt(20), filters=[Broken(generator.tokenizer, "a")]), job(prompt(30))
+    events = run(generator, bad, good)
+    assert events[bad][-1]["filter_error"] == "bad grammar state"
+    assert len(tokens(events[good])) == 10
+
+
+def test_one_filter_in_two_jobs(make) -> None:
+    generator = make()
+    filter = Spell(generator.tokenizer, "XY", eos_after_completed=True)
+    first, second = job(prompt(20), filters=[filter]), job(prompt(20), filters=[filter])
+    generator.enqueue(first)
+    with pytest.raises(ConfigError, match="own filter"):
+        generator.enqueue(second)
+    while generator.num_remaining_jobs():
+        generator.iterate()
+    third = job(prompt(20), filters=[filter])
+    assert text(run(generator, third)[third]) == "XY"
+
+
+def test_missing_packages_and_arguments(make) -> None:
+    tokenizer = make().tokenizer
+    with pytest.raises(ValueError, match="exactly one"):
+        LLGuidanceFilter(tokenizer)
+    with pytest.raises(ValueError, match="exactly one"):
+        LLGuidanceFilter(tokenizer, regex="a", json_schema={})
+    with pytest.raises(ValueError, match="formatter_builder"):
+        FormatronFilter(tokenizer)
+    with pytest.raises(ValueError, match="formatron"):
+        FormatronFilter(tokenizer, formatter_builder=object())

@@ -1,0 +1,160 @@
+"""Random workloads: whatever runs around a request, it gets what it gets alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from exl3.generator import Generator, Job
+from exl3.generator.sampler import ArgmaxSampler, ComboSampler, DefaultSampler
+from tests.engine.fake import FakeCache, FakeModel
+from tests.engine.reference import run_alone
+from tests.engine.test_generator import job, text, tokens
+
+SAMPLERS = (
+    ArgmaxSampler(),
+    DefaultSampler(),
+    ComboSampler(rep_p=1.2, temperature=1.1, top_k=6, temp_last=True),
+)
+MODEL = FakeModel(letters=b"abc\xc3\xa9 \n", eos_bias=3.0)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a workload; prompts of one family share their start."""
+
+    family: int
+    length: int
+    tail: int
+    limit: int
+    step: int | None
+    sampler: int
+    stops: tuple
+    chunk_after: int  # steps before it is enqueued
+    cancel_after: int | None  # steps after that, until it is cancelled
+
+    def prompt(self) -> list[int]:
+        shared = [3 + 97 + (self.family + i * i) % 7 for i in range(self.length)]
+        return shared + [3 + 97 + self.tail] * (self.tail % 3)
+
+
+STOPS = st.sampled_from([(), (1,), ("ab",), ("é", 1), ("abca", "bc"), ("\n",)])
+REQUESTS = st.builds(
+    Request,
+    family=st.integers(0, 1),
+    length=st.sampled_from([1, 5, 100, 254, 255, 256, 257, 258, 300, 511, 512, 513]),
+    tail=st.integers(0, 5),
+    limit=st.sampled_from([1, 2, 7, 30, 270]),
+    step=st.sampled_from([None, 1, 40, 256]),
+    sampler=st.integers(0, 2),
+    stops=STOPS,
+    chunk_after=st.sampled_from([0, 0, 1, 3, 20]),
+    cancel_after=st.sampled_from([None, None, None, 0, 1, 2, 9]),
+)
+
+
+def fits(request: Request, pages: int) -> bool:
+    length = len(request.prompt())
+    return length + request.limit - 1 <= pages * 256
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=7),
+    pages=st.integers(4, 12),
+    batch=st.integers(1, 4),
+    chunk=st.sampled_from([256, 512, 2048]),
+)
+def test_any_workload(requests: list[Request], pages: int, batch: int, chunk: int) -> None:
+    cache = FakeCache(MODEL, pages * 256)
+    generator = Generator(MODEL, cache, MODEL.tokenizer, max_batch_size=batch, max_chunk_size=chunk)
+    requests = [r for r in requests if fits(r, pages)]
+    jobs: dict[int, Job] = {}
+    events: dict[int, list[dict]] = {i: [] for i in range(len(requests))}
+    cancelled, step = set(), 0
+    while len(jobs) < len(requests) or generator.num_remaining_jobs():
+        for i, request in enumerate(requests):
+            if i not in jobs and request.chunk_after <= step:
+                jobs[i] = job(
+                    request.prompt(),
+                    max_new_tokens=request.limit,
+                    max_rq_tokens=request.step,
+                    sampler=SAMPLERS[request.sampler],
+                    seed=i,
+                    stop_conditions=list(request.stops),
+                    identifier=i,
+                )
+                generator.enqueue(jobs[i])
+            late = request.chunk_after + (request.cancel_after or 0)
+            if request.cancel_after is not None and step == late:
+                generator.cancel(jobs[i])
+                cancelled.add(i)
+        for event in generator.iterate():
+            assert (
+                not event["job"].is_finished
+                or event["identifier"] not in cancelled
+                or (event["eos"] or event["job"].is_finished)
+            )
+            events[event["identifier"]].append(event)
+        generator.check_integrity()
+        step += 1
+        assert step < 5000
+    assert generator.pagetable.num_free == pages
+    for i, request in enumerate(requests):
+        mine = events[i]
+        ended = bool(mine) and mine[-1]["eos"]
+        want = run_alone(
+            MODEL,
+            request.prompt(),
+            request.limit,
+            sampler=SAMPLERS[request.sampler],
+            seed=i,
+            stops=request.stops,
+        )
+        if not ended:
+            assert i in cancelled
+            assert want[0][: len(tokens(mine))] == tokens(mine)
+            continue
+        got = (tokens(mine), text(mine), mine[-1]["eos_reason"])
+        assert got == want
+        assert mine[-1]["full_completion"] == want[1]
+        assert mine[-1]["prompt_tokens"] == len(request.prompt())
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    banned=st.lists(
+        st.sampled_from(["ab", "Bc", "c ", "é", "a\n", " a b"]), min_size=1, max_size=3
+    ),
+    step=st.sampled_from([None, 1]),
+    length=st.sampled_from([3, 230, 250, 255]),
+    seed=st.integers(0, 1000),
+)
+def test_banned_strings_never_appear(banned, step, length: int, seed: int) -> None:
+    generator = Generator(MODEL, FakeCache(MODEL, 1024), MODEL.tokenizer)
+    item = job(
+        [3 + 97 + (i * i) % 7 for i in range(length)],
+        max_new_tokens=60,
+        max_rq_tokens=step,
+        banned_strings=banned,
+        sampler=DefaultSampler(),
+        seed=seed,
+    )
+    generator.enqueue(item)
+    events = []
+    while generator.num_remaining_jobs():
+        events += generator.iterate()
+        generator.check_integrity()
+    said = events[-1]["full_completion"]
+    assert text(events) == said
+    assert not [b for b in banned if b.lower() in said.lower()]
+    # Exactly the tokens that were told, one place of the cache for each.
+    assert len(tokens(events)) == events[-1]["new_tokens"]
+    if events[-1]["eos_reason"] == "max_new_tokens":
+        assert events[-1]["new_tokens"] == 60
+    ids = item.sequences[0].input_ids.torch()[0, length:].tolist()
+    assert ids == tokens(events)
