@@ -171,9 +171,15 @@ class PageTable:
         self.after.setdefault(previous, {})[page.index] = page
 
     def complete(self, page: Page, key: bytes) -> None:
-        """All tokens of the page are stored and final."""
+        """All tokens of the page are stored and final. It takes the place of an equal page that
+        nobody holds."""
         page.key = key
-        self.by_key.setdefault(key, page)
+        other = self.by_key.get(key)
+        if other is not None and other is not page and other.holders == 0:
+            self.unlink(other)
+            other = None
+        if other is None:
+            self.by_key[key] = page
 
     def unlink(self, page: Page) -> None:
         """Forget the contents."""

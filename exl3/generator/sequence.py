@@ -128,7 +128,7 @@ class Sequence:
             table.unlink(page)
         for page in self.pages[: self.keyed]:  # an equal page may have been given up meanwhile
             if page.key is not None:
-                table.by_key.setdefault(page.key, page)
+                table.complete(page, page.key)
         table.release(self.pages)
         self.pages = []
         self.stored = self.keyed = 0

@@ -77,7 +77,7 @@ def test_cancel_in_every_state() -> None:
         assert events[-1]["eos"] and not generator.jobs
         waiting = start(generator, max_new_tokens=900)
         task = asyncio.create_task(collect(waiting))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
         await waiting.cancel()
         await asyncio.wait_for(task, 2)
 
@@ -110,8 +110,8 @@ def test_an_engine_failure_reaches_all_jobs_and_later_ones() -> None:
         model = FakeModel(letters=b"abcdef \n")
         cache = FakeCache(model, 2048)
         first = AsyncGenerator(model, cache, model.tokenizer)
-        jobs = [start(first, max_new_tokens=50) for _ in range(2)]
-        await asyncio.sleep(0.01)
+        jobs = [start(first, max_new_tokens=500) for _ in range(2)]
+        await jobs[1].queue.get()
         model.fail_next = RuntimeError("device lost")
         for job in jobs:
             with pytest.raises(RuntimeError, match="device lost"):
