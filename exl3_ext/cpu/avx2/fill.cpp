@@ -7,6 +7,7 @@ namespace exl3 {
 void fill_avx2(KernelTable& t) {
   t.hadamard_rows = avx2::hadamard_rows;
   avx2::fill_rows(t);
+  avx2::fill_attention(t);
 }
 
 }  // namespace exl3

@@ -9,6 +9,7 @@ void fill_avx512(KernelTable& t) {
   t.hadamard_rows = avx512::hadamard_rows;
   avx512::fill_rows(t);
   avx512::fill_linear(t);
+  avx512::fill_attention(t);
 }
 
 }  // namespace exl3

@@ -3,6 +3,12 @@
 #pragma once
 #include <immintrin.h>
 
+#if defined(__GNUC__) && !defined(__clang__)
+// GCC 12 warns of its own header: _mm512_undefined_ps as the unused operand of unmasked intrinsics.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #include "exl3/types.h"
 
 #define EXL3_LEVEL avx512

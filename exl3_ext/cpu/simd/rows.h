@@ -2,6 +2,7 @@
 // Included by rows.cpp of each level, after its math.h. All of them are bound by memory or by the
 // call itself at the sizes of a decode step.
 #pragma once
+#include "cpu/simd/span.h"
 #include "exl3/activation.h"
 #include "exl3/embedding.h"
 #include "exl3/norm.h"
@@ -9,23 +10,6 @@
 #include "exl3/sampling.h"
 
 namespace exl3::EXL3_LEVEL {
-
-// f(i, n) for each vector of [0, count): n lanes from element i on.
-template <class F>
-static inline void each_vector(int64_t count, const F& f) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) f(i, kLanes);
-  if (i < count) f(i, static_cast<int>(count - i));
-}
-static inline vec load_n(const float* p, int n) {
-  return n == kLanes ? vload(p) : vload_part(p, n);
-}
-static inline void store_n(float* p, vec v, int n) {
-  if (n == kLanes)
-    vstore(p, v);
-  else
-    vstore_part(p, v, n);
-}
 
 static inline float inverse_rms(const float* x, int64_t dim, float eps) {
   vec sum[4] = {vzero(), vzero(), vzero(), vzero()};
@@ -42,16 +26,6 @@ static inline float inverse_rms(const float* x, int64_t dim, float eps) {
   });
   const float mean = vsum((sum[0] + sum[1]) + (sum[2] + sum[3])) / static_cast<float>(dim);
   return 1.0f / __builtin_sqrtf(mean + eps);
-}
-
-// y = x * scale * (weight + offset); x may be y.
-static inline void scale_row(const float* x, float* y, int64_t dim, float scale,
-                             const float* weight, float offset) {
-  each_vector(dim, [&](int64_t i, int n) {
-    vec v = load_n(x + i, n) * vset(scale);
-    if (weight) v = v * (load_n(weight + i, n) + vset(offset));
-    store_n(y + i, v, n);
-  });
 }
 
 static void rms_norm_rows(const RmsNormParams& p, int64_t begin, int64_t end) {

@@ -1,0 +1,223 @@
+// Attention of a few rows (decode): every K and V row is loaded and converted once for up to four
+// rows of a group. A block of keys takes three steps: scores (dot products along the head, kLanes
+// of them summed across lanes at once), one online softmax step along the keys, and the sum of V.
+// Bound by the conversion loads for one row, by the multiply-adds for four.
+#pragma once
+
+namespace exl3::EXL3_LEVEL {
+
+constexpr int kFewRows = 8;
+constexpr int kScoreStep = kAttentionKeys + 16;  // floats between rows of scores; slack for stores
+
+struct FewRows {
+  float* q;      // [kFewRows, q_step] scaled, zero beyond head_dim
+  float* sum_v;  // [kFewRows, v_step]
+  float* score;  // [kFewRows, kScoreStep]
+  int64_t q_step, v_step;
+  float top[kFewRows], sum[kFewRows], keep[kFewRows];
+};
+
+static inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// Scores of R rows against n keys.
+template <int R>
+static void few_scores(const FewRows& f, int first, const half_bits* k, int64_t k_step, int dim,
+                       int n) {
+  constexpr int kKeys = kLanes / R;
+  const float* q = f.q + first * f.q_step;
+  for (int t = 0; t < n; t += kKeys) {
+    const half_bits* row[kKeys];
+    for (int j = 0; j < kKeys; ++j) row[j] = k + (t + j < n ? t + j : n - 1) * k_step;
+    vec acc[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) acc[i] = vzero();
+    int c = 0;
+    for (; c + kLanes <= dim; c += kLanes) {
+#pragma GCC unroll 16
+      for (int j = 0; j < kKeys; ++j) {
+        const vec x = vload_half(row[j] + c);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          acc[r * kKeys + j] = vfma(x, vload(q + r * f.q_step + c), acc[r * kKeys + j]);
+        }
+      }
+    }
+    if (c < dim) {
+#pragma GCC unroll 16
+      for (int j = 0; j < kKeys; ++j) {
+        const vec x = vload_half_part(row[j] + c, dim - c);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          acc[r * kKeys + j] = vfma(x, vload(q + r * f.q_step + c), acc[r * kKeys + j]);
+        }
+      }
+    }
+    float out[kLanes];
+    vstore(out, vsums(acc));
+    for (int r = 0; r < R; ++r) {
+      float* to = f.score + (first + r) * kScoreStep + t;
+      for (int j = 0; j < kKeys; ++j) to[j] = out[r * kKeys + j];
+    }
+  }
+}
+
+// Scores of one row become e = exp(score - greatest so far), 0 outside [begin, end).
+static inline void few_softmax(FewRows& f, int r, int64_t begin, int64_t end, int n,
+                               float softcap) {
+  float* s = f.score + r * kScoreStep;
+  const vec low = vset(-__builtin_inff());
+  vec best = low;
+  for (int i = 0; i < n; i += kLanes) {
+    const vmask seen = vand(vhead(end - i), vnot(vhead(begin - i)));
+    vec x = vload(s + i);
+    if (softcap > 0) x = vset(softcap) * vtanh(x * vset(1.0f / softcap));
+    x = vselect(seen, x, low);
+    vstore(s + i, x);
+    best = vmax(x, best);
+  }
+  const float old = f.top[r], found = vtop(best);
+  const float top = found > old ? found : old;
+  const vec base = vset(top == -__builtin_inff() ? 0.0f : top);
+  vec sum = vzero();
+  for (int i = 0; i < n; i += kLanes) {
+    const vec e = vexp(vload(s + i) - base);
+    vstore(s + i, e);
+    sum = sum + e;
+  }
+  float keep[kLanes];
+  vstore(keep, vexp(vset(old) - base));
+  f.keep[r] = keep[0];
+  f.top[r] = top;
+  f.sum[r] = f.sum[r] * keep[0] + vsum(sum);
+}
+
+// sum_v = sum_v * keep + e * v for R rows and N vectors of columns from `column` on; the last
+// vector has `part` lanes.
+template <int R, int N>
+static void few_values(const FewRows& f, int first, const half_bits* v, int64_t v_step, int column,
+                       int part, int n) {
+  vec acc[R][N];
+  float* out = f.sum_v + first * f.v_step + column;
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) {
+      acc[r][i] = vload(out + r * f.v_step + i * kLanes) * vset(f.keep[first + r]);
+    }
+  }
+  const float* e = f.score + first * kScoreStep;
+  for (int t = 0; t < n; ++t) {
+    const half_bits* row = v + t * v_step + column;
+    vec x[N];
+#pragma GCC unroll 8
+    for (int i = 0; i + 1 < N; ++i) x[i] = vload_half(row + i * kLanes);
+    const half_bits* last = row + (N - 1) * kLanes;
+    x[N - 1] = part == kLanes ? vload_half(last) : vload_half_part(last, part);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vec weight = vset(e[r * kScoreStep + t]);
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) acc[r][i] = vfma(weight, x[i], acc[r][i]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) vstore(out + r * f.v_step + i * kLanes, acc[r][i]);
+  }
+}
+
+template <int R>
+static void few_all_values(const FewRows& f, int first, const half_bits* v, int64_t v_step, int dim,
+                           int n) {
+  constexpr int kVectors = R == 1 ? 8 : 4;  // accumulators enough to hide the latency
+  int column = 0;
+  for (; dim - column >= kVectors * kLanes; column += kVectors * kLanes) {
+    few_values<R, kVectors>(f, first, v, v_step, column, kLanes, n);
+  }
+  for (; dim - column >= 2 * kLanes; column += 2 * kLanes) {
+    few_values<R, 2>(f, first, v, v_step, column, kLanes, n);
+  }
+  for (; column < dim; column += kLanes) {
+    const int part = dim - column < kLanes ? dim - column : kLanes;
+    few_values<R, 1>(f, first, v, v_step, column, part, n);
+  }
+}
+
+// One block of keys for rows [first, first + R).
+template <int R>
+static void few_block(const AttentionParams& p, const AttentionTask& t, FewRows& f, int first,
+                      int64_t key, int n) {
+  const int64_t slot = cache_slot(p, t.sequence, key) * p.kv_heads + t.kv_head;
+  const int64_t k_step = static_cast<int64_t>(p.kv_heads) * p.head_dim;
+  const int64_t v_step = static_cast<int64_t>(p.kv_heads) * p.v_head_dim;
+  few_scores<R>(f, first, p.k_cache + slot * p.head_dim, k_step, p.head_dim, n);
+  for (int r = first; r < first + R; ++r) {
+    const int64_t query = (t.row_begin + r) / group_size(p);
+    const KeyRange seen = visible_keys(p, t.sequence, query);
+    const int64_t end = seen.end < key + n ? seen.end : key + n;
+    few_softmax(f, r, seen.begin - key, end - key, n, p.softcap);
+  }
+  few_all_values<R>(f, first, p.v_cache + slot * p.v_head_dim, v_step, p.v_head_dim, n);
+}
+
+static void few_finish(const AttentionParams& p, const AttentionTask& t, const FewRows& f,
+                       float* partial) {
+  const int rows = static_cast<int>(t.row_end - t.row_begin);
+  for (int r = 0; r < rows; ++r) {
+    const float* from = f.sum_v + r * f.v_step;
+    if (t.partial >= 0) {
+      float* to = partial + t.partial + r * partial_stride(p);
+      scale_row(from, to, p.v_head_dim, 1.0f, nullptr, 0.0f);
+      to[p.v_head_dim] = f.top[r];
+      to[p.v_head_dim + 1] = f.sum[r];
+      continue;
+    }
+    const float scale = f.sum[r] > 0 ? 1.0f / f.sum[r] : f.sum[r];  // no key: 0; NaN stays
+    float* to = output_row(p, t.sequence, t.kv_head, t.row_begin + r);
+    scale_row(from, to, p.v_head_dim, scale, nullptr, 0.0f);
+  }
+}
+
+static void attention_few(const AttentionParams& p, const AttentionTask& t, float* partial,
+                          float* scratch) {
+  const int rows = static_cast<int>(t.row_end - t.row_begin);
+  FewRows f;
+  f.q_step = padded(p.head_dim);
+  f.v_step = padded(p.v_head_dim);
+  f.score = scratch;
+  f.q = f.score + kFewRows * kScoreStep;
+  f.sum_v = f.q + kFewRows * f.q_step;
+  for (int r = 0; r < rows; ++r) {
+    const float* q = query_row(p, t.sequence, t.kv_head, t.row_begin + r);
+    float* to = f.q + r * f.q_step;
+    vstore(to + f.q_step - kLanes, vzero());
+    scale_row(q, to, p.head_dim, p.scale, nullptr, 0.0f);
+    for (int64_t i = 0; i < f.v_step; i += kLanes) vstore(f.sum_v + r * f.v_step + i, vzero());
+    f.top[r] = -__builtin_inff();
+    f.sum[r] = 0;
+  }
+  for (int64_t key = t.key_begin; key < t.key_end;) {
+    const int64_t end = block_end(key, t.key_end);
+    const int n = static_cast<int>(end - key);
+    for (int first = 0; first < rows; first += 4) {
+      switch (rows - first) {
+        case 1:
+          few_block<1>(p, t, f, first, key, n);
+          break;
+        case 2:
+          few_block<2>(p, t, f, first, key, n);
+          break;
+        case 3:
+          few_block<3>(p, t, f, first, key, n);
+          break;
+        default:
+          few_block<4>(p, t, f, first, key, n);
+      }
+    }
+    key = end;
+  }
+  few_finish(p, t, f, partial);
+}
+
+}  // namespace exl3::EXL3_LEVEL
