@@ -8,7 +8,7 @@ from torch import Tensor
 from ..constants import TILE_DIM
 from .codebook import Codebook
 from .registry import fake, ops
-from .trellis import decode_reference, restore_trellis
+from .trellis import decode, restore_trellis
 
 
 @fake("gemm_large")
@@ -30,6 +30,11 @@ def gemm_large(x: Tensor, planes: Tensor, codebook: Codebook) -> Tensor:
     return ops().gemm_large(x, planes, codebook)
 
 
+def inner_weight(planes: Tensor, codebook: Codebook) -> Tensor:
+    """W' float16 (k, n) of lane planes."""
+    return decode(restore_trellis(planes), codebook)
+
+
 def gemm_large_reference(x: Tensor, planes: Tensor, codebook: Codebook) -> Tensor:
     """`gemm_large` in float64, result float64."""
-    return x.double() @ decode_reference(restore_trellis(planes), codebook).double()
+    return x.double() @ inner_weight(planes, codebook).double()

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from exl3.ops.codebook import Codebook
-from exl3.ops.gemm_large import gemm_large, gemm_large_reference
+from exl3.ops.gemm_large import gemm_large, gemm_large_reference, inner_weight
 from exl3.ops.graph import record
 from exl3.ops.registry import ops
 from exl3.ops.trellis import prepare_trellis
+from exl3.settings import ISA_LEVELS
 
 ROWS = (0, 1, 2, 15, 16, 17, 31, 33, 64, 512)
 
@@ -24,18 +25,27 @@ def random_planes(k: int, n: int, bits: int) -> Tensor:
 
 
 def check(x: Tensor, planes: Tensor, codebook: Codebook) -> None:
-    """No element is off by more than twice what torch loses with bfloat16 inputs."""
+    """No element is off by more than twice what torch loses in the same arithmetic: bfloat16 at the
+    AMX level, float32 elsewhere, where vector levels leave out a weight's rounding to float16."""
     got = gemm_large(x, planes, codebook)
     want = gemm_large_reference(x, planes, codebook)
     assert got.shape == want.shape and got.dtype == torch.float32
+    assert got.isfinite().all()
     if not want.numel():
         return
-    assert got.isfinite().all()
-    weight = gemm_large_reference(torch.eye(x.shape[1]), planes, codebook)
-    baseline = (x.bfloat16().double() @ weight.bfloat16().double() - want).abs().max()
+    level = ISA_LEVELS[ops().cpu_isa(False)]
+    weight = inner_weight(planes, codebook).float()
+    if level == "amx":
+        lost = x.bfloat16().double() @ weight.bfloat16().double() - want
+    elif level != "generic":
+        lost = x.double() @ (weight * (torch.rand_like(weight) * 2 - 1) * 2.0**-11).double()
+    else:
+        lost = (x @ weight).double() - want
     error = (got - want).abs()
     worst = divmod(int(error.argmax()), want.shape[1])
-    assert error.max() <= 2 * baseline + 1e-5, f"element {worst}: {got[worst]} for {want[worst]}"
+    assert error.max() <= 2 * lost.abs().max() + 1e-4, (
+        f"element {worst}: {got[worst]} for {want[worst]}"
+    )
 
 
 @pytest.mark.parametrize("codebook", Codebook)

@@ -1,3 +1,4 @@
+#include "cpu/avx2/gemm_large.h"
 #include "cpu/avx2/hadamard.h"
 #include "cpu/avx2/rows.h"
 #include "cpu/table.h"
@@ -8,6 +9,8 @@ void fill_avx2(KernelTable& t) {
   t.hadamard_rows = avx2::hadamard_rows;
   avx2::fill_rows(t);
   avx2::fill_attention(t);
+  t.gemm_large_inputs = avx2::gemm_large_inputs;
+  t.gemm_large_strips = avx2::gemm_large_strips;
 }
 
 }  // namespace exl3

@@ -1,3 +1,4 @@
+#include "cpu/avx512/gemm_large.h"
 #include "cpu/avx512/hadamard.h"
 #include "cpu/avx512/linear.h"
 #include "cpu/avx512/rows.h"
@@ -10,6 +11,8 @@ void fill_avx512(KernelTable& t) {
   avx512::fill_rows(t);
   avx512::fill_linear(t);
   avx512::fill_attention(t);
+  t.gemm_large_inputs = avx512::gemm_large_inputs;
+  t.gemm_large_strips = avx512::gemm_large_strips;
 }
 
 }  // namespace exl3
