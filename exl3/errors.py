@@ -29,7 +29,10 @@ class UnsupportedError(Exl3Error, NotImplementedError):
 
 
 class StorageError(Exl3Error, OSError):
-    """A file cannot be read or written: missing, no permission, full disk."""
+    """A file cannot be read, written or fetched: missing, no permission, full disk, offline."""
+
+    def __str__(self) -> str:
+        return self.strerror or super().__str__()
 
 
 class OutOfMemory(Exl3Error, RuntimeError):

@@ -18,6 +18,7 @@ from .reader import LoadMetrics
 
 # Never copied into a converted model: weights in any form, and the files that are rewritten.
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf"})
+_LICENCES = ("LICEN[CS]E*", "NOTICE*", "COPYING*")
 _REWRITTEN = frozenset({"config.json", "quantization_config.json"})
 
 
@@ -107,7 +108,7 @@ class ModelSource:
 
     def files(self) -> Sequence[Path]:
         """Files that a converted model takes along unchanged: tokenizer, template, licence..."""
-        return [
+        found = [
             file
             for file in sorted(Path(self.directory).iterdir())
             if file.is_file()
@@ -116,6 +117,14 @@ class ModelSource:
             and not file.name.endswith(".index.json")
             and file.name not in _REWRITTEN
         ]
+        return found + self._licences()
+
+    def _licences(self) -> list[Path]:
+        """Licence files beside a GGUF file that has its folder to itself."""
+        origin = Path(self.origin)
+        if origin.is_dir() or sum(1 for _ in origin.parent.glob("*.gguf")) != 1:
+            return []
+        return [file for name in _LICENCES for file in sorted(origin.parent.glob(name))]
 
     def fingerprint(self) -> str:
         """Digest of the tensors and the configuration together."""

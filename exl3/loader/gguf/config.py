@@ -14,6 +14,9 @@ from .names import ARCHITECTURES, MISTRAL, Architecture
 _LLAMA3_CANDIDATES = (8.0, 32.0, 16.0, 4.0)
 _LLAMA3_ORIGINAL_LENGTH = 8192
 _DEFAULT_ROPE_THETA = 10_000.0
+# No size of a model comes near; more layers than this would be built before anything is missed.
+_MAX_COUNT = 1 << 30
+_MAX_LAYERS = 1 << 14
 
 
 def architecture_of(header: GgufHeader) -> Architecture:
@@ -47,7 +50,7 @@ def build_config(header: GgufHeader, rope_factors: Sequence[float] | None) -> di
         "model_type": arch.model_type,
         "hidden_size": hidden,
         "intermediate_size": get.count("feed_forward_length"),
-        "num_hidden_layers": get.count("block_count"),
+        "num_hidden_layers": get.count("block_count", limit=_MAX_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": get.count("attention.head_count_kv", heads),
         "head_dim": _head_dim(get, arch, heads, hidden),
@@ -62,6 +65,8 @@ def build_config(header: GgufHeader, rope_factors: Sequence[float] | None) -> di
     scaling = _rope_scaling(get, config, rope_factors)
     if scaling:
         config["rope_scaling"] = scaling
+    if arch.model_type == "qwen2" and config["head_dim"] * heads == hidden:
+        del config["head_dim"]  # implied in that family
     if arch is MISTRAL:
         config["sliding_window"] = get.optional("attention.sliding_window")
     config |= special_ids(header)
@@ -79,13 +84,13 @@ class _Keys:
     def optional(self, key: str) -> Any:
         return self.header.metadata.get(f"{self._prefix}.{key}")
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, *, limit: int = _MAX_COUNT) -> int:
         name = f"{self._prefix}.{key}"
         if default is not None and name not in self.header.metadata:
             return default
         value = scalar(self.header.path, self.header.metadata, name, int)
-        if value <= 0:
-            raise FormatError(f"{self.header.path}: key {name!r} is {value}, expected 1 or more")
+        if not 1 <= value <= limit:
+            raise FormatError(f"{self.header.path}: key {name!r} is {value}, expected 1 to {limit}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

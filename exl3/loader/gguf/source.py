@@ -203,7 +203,9 @@ def open_gguf(path: str | os.PathLike[str], *, load_method: str | None = None) -
 def _rebuilt_folder(tensors: GgufTensors) -> Path:
     """The folder of this file's config and tokenizer; made once, and whole or not at all."""
     header = tensors.header
-    digest = hashlib.sha256(f"{_REBUILD_VERSION}\0{header.size}\0".encode() + header.raw)
+    # Of the tensors themselves only the RoPE factors have a part in what is rebuilt.
+    known = (_REBUILD_VERSION, header.size, tensors.rope_factors())
+    digest = hashlib.sha256(repr(known).encode() + header.raw)
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", header.path.stem)[:64]
     folder = settings().cache_dir / "gguf" / f"{stem}-{digest.hexdigest()[:16]}"
     if (folder / _CONFIG).is_file() and (folder / "tokenizer.json").is_file():
