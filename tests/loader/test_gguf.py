@@ -331,7 +331,7 @@ DAMAGE: dict[str, Any] = {
         b"bos_token_id" + struct.pack("<II", 4, 1), b"bos_token_id" + struct.pack("<II", 4, 10**6)
     ),
     "layers": lambda c: c.replace(
-        b"block_count" + struct.pack("<II", 4, LAYERS), b"block_count" + struct.pack("<II", 4, 2**31)
+        b"count" + struct.pack("<II", 4, LAYERS), b"count" + struct.pack("<II", 4, 2**31)
     ),
     "head count": lambda c: c.replace(
         b"head_count" + struct.pack("<II", 4, HEADS), b"head_count" + struct.pack("<II", 4, 0)
