@@ -164,8 +164,10 @@ def _shards(directory: Path) -> list[Path]:
     with storage_errors(directory, "list"):
         # A temporary file of an interrupted write starts with a dot.
         names = [p for p in directory.glob("*.safetensors") if not p.name.startswith(".")]
+        pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pth"))
     if not names:
-        raise ConfigError(f"{directory}: no *.safetensors files in this directory")
+        hint = "; convert its .bin or .pth files to safetensors first" if pickled else ""
+        raise ConfigError(f"{directory}: no *.safetensors files in this directory{hint}")
     return sorted(names)
 
 

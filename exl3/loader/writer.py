@@ -96,6 +96,8 @@ def write_sharded(
         if count == 1
         else [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
     )
+    for left in folder.glob(".model*.safetensors*.tmp"):
+        left.unlink()  # of a write that was killed; may be as large as a shard
     # An older index would describe a mixture while shards are being replaced.
     (folder / INDEX_NAME).unlink(missing_ok=True)
     for name, shard in zip(names, shards, strict=True):

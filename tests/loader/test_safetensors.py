@@ -6,6 +6,7 @@ import json
 import os
 import resource
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,16 @@ def test_large_tensor_and_conversion(tmp_path: Path, method: str | None) -> None
     assert stc.metrics.n_bytes == 2 * 18_000_002
     stc.close()
     assert torch.equal(stc.get("pad"), torch.ones(3))
+
+
+def test_many_threads_read_at_once(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.full((3_000_000,), i, dtype=torch.int32) for i in range(4)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    stc = SafetensorsCollection(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(stc.get, [f"t{i % 4}" for i in range(16)]))
+    assert all(torch.equal(t, tensors[f"t{i % 4}"]) for i, t in enumerate(read))
+    assert stc.metrics.tensors == 16
 
 
 def test_metrics_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,6 +227,9 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such directory"):
         SafetensorsCollection(tmp_path / "absent")
     with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
+        SafetensorsCollection(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ConfigError, match="to safetensors first"):
         SafetensorsCollection(tmp_path)
     save_file({"model.a.weight": torch.ones(1)}, tmp_path / "a.safetensors")
     with pytest.raises(ConfigError, match="mt_fread"):

@@ -85,7 +85,9 @@ def test_shards_and_index(tmp_path: Path) -> None:
     assert max(p.stat().st_size for p in paths) < 1_010_000
     stc = SafetensorsCollection(tmp_path)
     assert all(torch.equal(stc.get(key), value) for key, value in tensors.items())
-    # A second write with other sizes leaves no shard or index of the first behind.
+    # A second write with other sizes leaves no shard or index of the first behind, nor what a
+    # killed write left.
+    (tmp_path / ".model-00001-of-00009.safetensors.ab12.tmp").write_text("half")
     write_sharded(tmp_path, specs(tensors), tensors.__getitem__, shard_mb=0)
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
 
