@@ -13,7 +13,9 @@ STABLE_TORCH_LIBRARY(exl3, m) {
   m.def("cpu_threads() -> int");
 
   // Encoder
-  m.def("trellis_encode(Tensor tiles, Tensor codebook, int bits) -> (Tensor, Tensor)");
+  m.def(
+      "trellis_encode(Tensor tiles, Tensor codebook, Tensor table, float weight_limit, "
+      "float weight_scale, int gain, int bits) -> (Tensor, Tensor)");
 
   // Rows, rotary embedding, attention
   m.def("rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset) -> Tensor");

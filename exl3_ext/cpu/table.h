@@ -7,7 +7,7 @@
 
 namespace exl3 {
 
-struct EncodeParams;
+struct EncodeStep;
 struct GemmLargeParams;
 struct HadamardParams;
 struct TrellisDecodeParams;
@@ -28,9 +28,8 @@ struct AttentionTask;
 struct AttentionMerge;
 
 struct KernelTable {
-  // Tiles [begin, end) of a trellis search; `workspace` is the calling thread's.
-  void (*encode_tiles)(const EncodeParams& p, int64_t begin, int64_t end,
-                       unsigned char* workspace) = nullptr;
+  // One step of the trellis search of some tiles.
+  void (*encode_step)(EncodeStep& s) = nullptr;
   // Rows [begin, end) of a block-diagonal Hadamard transform.
   void (*hadamard_rows)(const HadamardParams& p, int64_t begin, int64_t end) = nullptr;
   // Tiles [begin, end).

@@ -21,7 +21,8 @@ int64_t first_not_finite(const Tensor& t) {
 }
 
 std::tuple<Tensor, Tensor> trellis_encode(const Tensor& tiles, const Tensor& codebook,
-                                          int64_t bits) {
+                                          const Tensor& table, double weight_limit,
+                                          double weight_scale, int64_t gain, int64_t bits) {
   const char* op = "trellis_encode";
   EXL3_CHECK_ARG(op, tiles, Float);
   EXL3_CHECK_ARG(op, codebook, Float);
@@ -29,11 +30,13 @@ std::tuple<Tensor, Tensor> trellis_encode(const Tensor& tiles, const Tensor& cod
   EXL3_CHECK_SIZE(op, tiles, 1, kTileNumel);
   EXL3_CHECK_DIM(op, codebook, 1);
   EXL3_CHECK_SIZE(op, codebook, 0, kStates);
+  EXL3_CHECK_ARG(op, table, Short);
+  EXL3_CHECK(op, table.numel() == 2 * kStates, "table has ", table.numel(), " elements, expected ",
+             2 * kStates);
   EXL3_CHECK(op, bits >= 1 && bits <= 8, "bits is ", bits, ", expected 1 to 8");
   const int64_t bad = first_not_finite(tiles);
   EXL3_CHECK(op, bad < 0, "tiles[", bad / kTileNumel, ", ", bad % kTileNumel,
              "] is NaN or infinite, expected finite weights");
-  EXL3_CHECK(op, first_not_finite(codebook) < 0, "codebook has a NaN or an infinity");
 
   EncodeParams p{};
   p.n_tiles = tiles.size(0);
@@ -45,10 +48,14 @@ std::tuple<Tensor, Tensor> trellis_encode(const Tensor& tiles, const Tensor& cod
       tiles, {p.n_tiles ? p.threads * encode_workspace_bytes(p.bits) : 0}, ScalarType::Byte);
   p.tiles = data<float>(tiles);
   p.codebook = data<float>(codebook);
+  p.table = data<int16_t>(table);
+  p.weight_limit = static_cast<float>(weight_limit);
+  p.weight_scale = static_cast<float>(weight_scale);
+  p.gain = static_cast<int>(gain);
   p.trellis = data_mut<uint16_t>(trellis);
   p.values = data_mut<float>(values);
   p.workspace = data_mut<unsigned char>(workspace);
-  launch(op, encode_cpu, p, {tiles, codebook, trellis, values, workspace});
+  launch(op, encode_cpu, p, {tiles, codebook, table, trellis, values, workspace});
   return {trellis, values};
 }
 

@@ -1,3 +1,4 @@
+#include "cpu/avx512/encode.h"
 #include "cpu/avx512/gemm_large.h"
 #include "cpu/avx512/hadamard.h"
 #include "cpu/avx512/linear.h"
@@ -7,6 +8,7 @@
 namespace exl3 {
 
 void fill_avx512(KernelTable& t) {
+  t.encode_step = avx512::encode_step;
   t.hadamard_rows = avx512::hadamard_rows;
   avx512::fill_rows(t);
   avx512::fill_linear(t);

@@ -1,106 +1,52 @@
-// Tail-biting Viterbi search, every node of every step.
+// One step of the trellis search (cpu/encode_step.h), plain loops over the 16 lanes of a row.
 #include "cpu/generic/encode.h"
-
-#include <cstring>
-
-#include "exl3/codebook.h"
 
 namespace exl3::generic {
 namespace {
 
-constexpr float kUnreached = 1e30f;
-
 template <int K>
-struct Search {
-  static constexpr int kNodes = kStates >> K;
-  static constexpr int kFan = 1 << K;
-  const float* codebook;
-  float* cost;  // [257][kNodes]: before each step, after the last
-
-  // One step: the costs of the nodes after position value w.
-  void step(const float* before, float w, float* after) const {
+void step(const int16_t* table, EncodeStep::Tile& t) {
+  constexpr int kNodes = kStates >> K, kFan = 1 << K, kOld = kNodes >> K;
+  constexpr bool kTagged = K <= kEncodeTaggedBits;
+  constexpr int kPeriod = K < 4 ? 16 >> K : 1;  // predecessors of a row for one h
+  const int32_t shift = t.low < kEncodeShift ? t.low : kEncodeShift;
+  const int16_t y0 = t.y[0], y1 = t.y[1];
+  int32_t low = kEncodeCap;
+  for (int row = 0; row < kNodes / 16; ++row) {
+    int32_t best[16];
+    for (int i = 0; i < 16; ++i) best[i] = kEncodeCap + shift;
+    const int first = K < 4 ? row * kPeriod : row >> (K < 4 ? 0 : K - 4);
     for (int h = 0; h < kFan; ++h) {
-      const float* c = codebook + h * kNodes;
-      for (int next = 0; next < kNodes; next += kFan) {
-        const float base = before[(h * kNodes + next) >> K];
-        for (int i = 0; i < kFan; ++i) {
-          const float d = c[next + i] - w;
-          const float total = base + d * d;
-          const float best = h == 0 ? kUnreached : after[next + i];
-          after[next + i] = total < best ? total : best;
-        }
+      const int32_t* old = t.before + h * kOld + first;
+      for (int i = 0; i < 16; ++i) {
+        const int16_t x0 = table[2 * i], x1 = table[2 * i + 1];
+        const int16_t d = static_cast<int16_t>(x0 - y0);
+        const int32_t edge = kTagged ? int32_t{x0} * y0 + int32_t{x1} * y1 : int32_t{d} * d;
+        const int32_t cost = old[i % kPeriod] + edge;
+        best[i] = cost < best[i] ? cost : best[i];
       }
+      table += 32;
     }
-  }
-
-  void normalise(float* row) const {
-    float low = row[0];
-    for (int i = 1; i < kNodes; ++i) low = row[i] < low ? row[i] : low;
-    for (int i = 0; i < kNodes; ++i) row[i] -= low;
-  }
-
-  // states[i] for positions first..first+count-1 (mod 256), ending in node `end` (-1: the best).
-  void run(const float* w, int first, int count, int start, int end, int* states) {
-    for (int i = 0; i < kNodes; ++i) cost[i] = start < 0 || i == start ? 0.0f : kUnreached;
-    for (int s = 0; s < count; ++s) {
-      float* row = cost + int64_t{s} * kNodes;
-      step(row, w[(first + s) & 255], row + kNodes);
-      normalise(row + kNodes);
-    }
-    if (end < 0) {
-      const float* row = cost + int64_t{count} * kNodes;
-      end = 0;
-      for (int i = 1; i < kNodes; ++i) end = row[i] < row[end] ? i : end;
-    }
-    for (int s = count - 1; s >= 0; --s) {
-      const float* row = cost + int64_t{s} * kNodes;
-      int best = end;
-      float low = 3e38f;
-      for (int h = 0; h < kFan; ++h) {
-        const int state = h * kNodes + end;
-        const float d = codebook[state] - w[(first + s) & 255];
-        const float total = row[state >> K] + d * d;
-        if (total < low) {
-          low = total;
-          best = state;
-        }
+    for (int i = 0; i < 16; ++i) {
+      int32_t cost = best[i] - shift;
+      if (kTagged) {
+        t.choice[row * 16 + i] = static_cast<uint8_t>(best[i]);
+        cost = (cost & -kFan) | (row >> (kTagged ? 12 - 2 * K : 0));
       }
-      states[(first + s) & 255] = best;
-      end = best >> K;
+      t.after[row * 16 + (i % kPeriod) * kFan % 16 + i / kPeriod] = cost;
+      low = cost < low ? cost : low;
     }
   }
-
-  void tile(const float* w, uint16_t* trellis, float* values) {
-    int states[kTileNumel];
-    run(w, 128, kTileNumel, -1, -1, states);
-    const int node = states[0] >> K;
-    run(w, 0, kTileNumel, node, node, states);
-    std::memset(trellis, 0, sizeof(uint16_t) * 16 * K);
-    for (int p = 0; p < kTileNumel; ++p) {
-      values[p] = codebook[states[p]];
-      for (int b = 0; b < K; ++b) {
-        const int at = p * K + b;
-        const int bit = (states[p] >> (K - 1 - b)) & 1;
-        trellis[stored_word(at >> 4)] |= static_cast<uint16_t>(bit << (15 - (at & 15)));
-      }
-    }
-  }
-};
-
-template <int K>
-void encode(const EncodeParams& p, int64_t begin, int64_t end, unsigned char* workspace) {
-  Search<K> search{p.codebook, reinterpret_cast<float*>(workspace)};
-  for (int64_t t = begin; t < end; ++t)
-    search.tile(p.tiles + t * kTileNumel, p.trellis + t * 16 * K, p.values + t * kTileNumel);
+  t.low = low;
 }
 
 }  // namespace
 
-void encode_tiles(const EncodeParams& p, int64_t begin, int64_t end, unsigned char* workspace) {
-  using Fn = void (*)(const EncodeParams&, int64_t, int64_t, unsigned char*);
-  static constexpr Fn kByBits[] = {encode<1>, encode<2>, encode<3>, encode<4>,
-                                   encode<5>, encode<6>, encode<7>, encode<8>};
-  kByBits[p.bits - 1](p, begin, end, workspace);
+void encode_step(EncodeStep& s) {
+  using Fn = void (*)(const int16_t*, EncodeStep::Tile&);
+  static constexpr Fn kByBits[] = {step<1>, step<2>, step<3>, step<4>,
+                                   step<5>, step<6>, step<7>, step<8>};
+  for (int i = 0; i < s.count; ++i) kByBits[s.bits - 1](s.table, s.tile[i]);
 }
 
 }  // namespace exl3::generic

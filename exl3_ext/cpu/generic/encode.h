@@ -1,6 +1,6 @@
 #pragma once
-#include "exl3/encode.h"
+#include "cpu/encode_step.h"
 
 namespace exl3::generic {
-void encode_tiles(const EncodeParams& p, int64_t begin, int64_t end, unsigned char* workspace);
+void encode_step(EncodeStep& s);
 }

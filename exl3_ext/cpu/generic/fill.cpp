@@ -10,7 +10,7 @@
 namespace exl3 {
 
 void fill_generic(KernelTable& t) {
-  t.encode_tiles = generic::encode_tiles;
+  t.encode_step = generic::encode_step;
   t.hadamard_rows = generic::hadamard_rows;
   t.trellis_pack = generic::trellis_pack;
   t.trellis_unpack = generic::trellis_unpack;

@@ -5,14 +5,22 @@
 namespace exl3 {
 
 constexpr int kStates = 65536;
+constexpr int kEncodeLanes = 16;      // nodes in a row of the search table
+constexpr int kEncodeTaggedBits = 4;  // up to this rate costs carry the chosen predecessor
 
-// Per tile: the circular state sequence of small (locally minimal, see cpu/encode.cpp) squared
-// error against the tile.
+// Trellis search, one tile at a time: the circular state sequence nearest to the tile.
+// Costs are integers, so that every instruction level finds the same path. An edge costs
+//   bits <= 4:  table[s][0] * gain * 2^bits + table[s][1] * y * 2^bits,  y = round(w *
+//   weight_scale) bits >= 5:  (table[s][0] - y)^2
+// with w clamped to +-weight_limit. exl3/ops/encode.py makes the table and the scales.
 struct EncodeParams {
-  const float* tiles;     // [tiles, 256] in stored order, finite
-  const float* codebook;  // [65536] value of each state, finite
-  uint16_t* trellis;      // [tiles, 16*bits] packed words
-  float* values;          // [tiles, 256] codebook value of each position's state
+  const float* tiles;     // [n_tiles, 256] in stored order, finite
+  const float* codebook;  // [65536] value of each state
+  const int16_t* table;   // [nodes/16, 2^bits, 16, 2], see cpu/encode_step.h
+  float weight_limit, weight_scale;
+  int gain;
+  uint16_t* trellis;  // [n_tiles, 16*bits] packed words
+  float* values;      // [n_tiles, 256] codebook value of each position's state
   int64_t n_tiles;
   int bits;                  // 1..8
   unsigned char* workspace;  // [threads, encode_workspace_bytes(bits)], 64-byte aligned

@@ -1,0 +1,33 @@
+// One step of the trellis search: the kernel that each instruction level provides.
+//
+// A node is the 16 - bits low bits of a state. For every node `next` and every h < 2^bits the state
+// s = h << (16 - bits) | next comes from node s >> bits:
+//   after[next] = min over h of before[s >> bits] + edge(s)
+// Rows of 16 nodes are worked on together, h by h, against one row of the table. While 2^bits < 16
+// a row has R = 16 / 2^bits predecessors for each h; its lanes are ordered so that they repeat with
+// period R and load as one broadcast: node q * 2^bits + j of a row is lane j * R + q.
+// Up to kEncodeTaggedBits edges are multiples of 2^bits and the low bits of a cost hold the h of
+// its own node, so that the minimum says which predecessor won.
+#pragma once
+#include "exl3/encode.h"
+
+namespace exl3 {
+
+constexpr int kEncodeBatch = 4;              // tiles that share each load of the table
+constexpr int32_t kEncodeCap = 800'000'000;  // costs are at most this: base + edge cannot overflow
+constexpr int32_t kEncodeShift = 500'000'000;  // at most this is taken off in one step
+
+struct EncodeStep {
+  const int16_t* table;
+  int bits;
+  int count;  // tiles, 1..kEncodeBatch
+  struct Tile {
+    const int32_t* before;  // [nodes]
+    int32_t* after;         // [nodes] cost less min(low, kEncodeShift), at most kEncodeCap
+    uint8_t* choice;  // [nodes], lanes in table order; low `bits` bits are h. Tagged rates only
+    int32_t low;      // in: the least of `before`; out: the least of `after`
+    int16_t y[2];     // multipliers (tagged) or weight and 0
+  } tile[kEncodeBatch];
+};
+
+}  // namespace exl3
