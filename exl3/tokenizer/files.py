@@ -43,9 +43,13 @@ def load_tokenizer_json(directory: str | Path) -> HfTokenizer:
         hint = f" (there is {' and '.join(others)}: convert it with Transformers)" if others else ""
         raise ConfigError(f"{path}: missing{hint}; copy it from the original model")
     try:
-        return HfTokenizer.from_file(str(path))
+        tokenizer = HfTokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise FormatError(f"{path}: not a usable tokenizer: {error}") from error
+    # Settings of the training run that some files keep: no text is cut or filled up here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def read_optional(path: Path) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -34,6 +36,7 @@ from exl3.util.file import (
     write_json,
 )
 
+ROOT = Path(__file__).parents[2]
 ONE_FOLDER = HealthCheck.function_scoped_fixture
 Limit = Callable[[int, int], AbstractContextManager[None]]
 
@@ -147,6 +150,22 @@ def test_interrupt_leaves_the_old_file(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert (tmp_path / "f").read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_kill_leaves_the_old_file(tmp_path: Path) -> None:
+    atomic_write(tmp_path / "f", "old")
+    code = (
+        "import sys, time\n"
+        "from exl3.util.file import atomic_file\n"
+        "with atomic_file(sys.argv[1]) as file:\n"
+        "    file.write(b'half'); file.flush(); print('written', flush=True); time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "f")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        process.kill()
+    assert (tmp_path / "f").read_text() == "old"
 
 
 def test_unwritable_folder_names_the_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from small_tokenizers import KINDS, TEXT, FakeConfig, Make
 from tokenizers import Tokenizer as HfTokenizer
 
+from exl3 import Config
 from exl3.errors import ConfigError, FormatError, ShapeError, UnsupportedError
 from exl3.tokenizer import MMEmbedding, StreamDecoder, Tokenizer
 from exl3.tokenizer.pieces import PieceRules
@@ -345,6 +346,17 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
         Tokenizer(FakeConfig(str(tmp_path)))
 
 
+def test_stored_truncation_and_padding_are_ignored(
+    tmp_path: Path, hf_tokenizers: dict[str, str]
+) -> None:
+    stored = HfTokenizer.from_str(hf_tokenizers["byte_level"])
+    stored.enable_truncation(2)
+    stored.enable_padding(length=4)
+    stored.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(FakeConfig(str(tmp_path)))
+    assert tokenizer.decode(tokenizer.encode(TEXT[0])) == [TEXT[0]]
+
+
 def test_unknown_decoder_is_named() -> None:
     with pytest.raises(UnsupportedError, match="WordPiece"):
         PieceRules({"type": "WordPiece"})
@@ -359,6 +371,13 @@ def test_invalid_bytes_keep_the_valid_ones(make: Make) -> None:
     stream = StreamDecoder(tokenizer)
     assert [stream.push(i) for i in ids] == ["", "é", "\ufffd", "", ""]
     assert stream.flush() == "\ufffd"
+
+
+def test_with_the_real_config() -> None:
+    config = Config.from_directory(GOLDEN)
+    tokenizer = Tokenizer.from_config(config)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+    assert config.eos_token_id_list == [1]
 
 
 def test_golden_model() -> None:
