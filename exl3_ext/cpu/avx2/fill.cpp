@@ -1,5 +1,6 @@
 #include "cpu/avx2/gemm_large.h"
 #include "cpu/avx2/hadamard.h"
+#include "cpu/avx2/linear.h"
 #include "cpu/avx2/rows.h"
 #include "cpu/table.h"
 
@@ -7,6 +8,7 @@ namespace exl3 {
 
 void fill_avx2(KernelTable& t) {
   t.hadamard_rows = avx2::hadamard_rows;
+  avx2::fill_linear(t);
   avx2::fill_rows(t);
   avx2::fill_attention(t);
   t.gemm_large_inputs = avx2::gemm_large_inputs;

@@ -4,10 +4,7 @@
 
 namespace exl3::avx512 {
 void fill_linear(KernelTable& t);
-void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weight, int64_t row,
-                     int64_t begin, int64_t end);
 void linear_words(const LinearStrips& s);
 void linear_words_fused(const LinearStrips& s);  // mul1, few rows
 void linear_bytes(const LinearStrips& s);
-void linear_epilogue(const LinearParams& p, const LinearPlan& plan, int weight, int64_t block);
 }  // namespace exl3::avx512

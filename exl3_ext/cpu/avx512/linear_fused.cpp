@@ -20,17 +20,21 @@ template <int R, bool kOnBytes, int K, int E>
 EXL3_STATIC void add_states(const Planes<K>& planes, const int16_t* const* q, int64_t at,
                             __m512i (*sums)[4]) {
   constexpr int kSide = 2 * (E / 4);
-  __m512i lo, hi;
-  product<kMul1Mul>(state<E>(planes), &lo, &hi);
-  if constexpr (!kOnBytes) lo = byte_sums(lo, hi);
+  const __m512i s = state<E>(planes);
+  Product x{};
+  __m512i sum{};
+  if constexpr (kOnBytes)
+    x = multiply<kMul1Mul>(s);
+  else
+    sum = byte_sums(s);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     const __m512i four = broadcast4(q[r] + at + 4 * (E % 4));
     if constexpr (kOnBytes) {
-      sums[r][kSide] = _mm512_dpbusd_epi32(sums[r][kSide], lo, four);
-      sums[r][kSide + 1] = _mm512_dpbusd_epi32(sums[r][kSide + 1], hi, four);
+      sums[r][kSide] = _mm512_dpbusd_epi32(sums[r][kSide], x.lo, four);
+      sums[r][kSide + 1] = _mm512_dpbusd_epi32(sums[r][kSide + 1], x.hi, four);
     } else {
-      sums[r][kSide] = _mm512_dpwssd_epi32(sums[r][kSide], lo, four);
+      sums[r][kSide] = _mm512_dpwssd_epi32(sums[r][kSide], sum, four);
     }
   }
 }

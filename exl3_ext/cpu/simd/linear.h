@@ -1,0 +1,133 @@
+// Prologue and epilogue of the linear layer, for the level whose math.h, hadamard_inl.h and
+// quantise.h came before. One 128-block in registers; about 250 instructions a block on 512 bits:
+// small beside the product (a block of inputs meets hundreds of columns).
+#pragma once
+#include "cpu/linear_plan.h"
+#include "exl3/activation.h"
+
+namespace exl3::EXL3_LEVEL {
+
+constexpr int kVectors = kHadamardDim / kLanes;
+constexpr float kTiny = 1e-30f;  // blocks below count as zero, as in the generic level
+
+// 1 / rms of a row, or 1 without a norm.
+static float norm_scale(const LinearParams& p, const float* x) {
+  if (!p.norm_weight) return 1.0f;
+  vec sum[2] = {vzero(), vzero()};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= p.in_features; i += 2 * kLanes) {
+    const vec a = vload(x + i), b = vload(x + i + kLanes);
+    sum[0] = vfma(a, a, sum[0]);
+    sum[1] = vfma(b, b, sum[1]);
+  }
+  for (; i < p.in_features; i += kLanes) {
+    const int64_t rest = p.in_features - i;
+    const vec a = vload_part(x + i, static_cast<int>(rest < kLanes ? rest : kLanes));
+    sum[0] = vfma(a, a, sum[0]);
+  }
+  const float mean = vsum(sum[0] + sum[1]) / static_cast<float>(p.in_features);
+  return 1.0f / __builtin_sqrtf(mean + p.norm_eps);
+}
+
+// Up to kLanes of `count` values, the rest zero.
+static inline vec load_some(const float* x, int64_t count) {
+  if (count >= kLanes) return vload(x);
+  return count > 0 ? vload_part(x, static_cast<int>(count)) : vzero();
+}
+
+// (x normed) * suh of one block; inputs past in_features are zero.
+static inline void load_block(const LinearParams& p, const float* x, const half_bits* suh,
+                              float inverse_rms, int64_t block, vec* v) {
+  for (int r = 0; r < kVectors; ++r) {
+    const int64_t at = block * kHadamardDim + kLanes * r, rest = p.in_features - at;
+    vec value = load_some(x + at, rest);
+    if (p.norm_weight) {
+      const vec weight = load_some(p.norm_weight + at, rest) + vset(p.norm_offset);
+      value = value * vset(inverse_rms) * weight;
+    }
+    v[r] = rest > 0 ? value * vload_half(suh + at) : vzero();
+  }
+}
+
+static void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weight,
+                            int64_t row, int64_t begin, int64_t end) {
+  const float* x = p.x + row * p.x_stride;
+  const float inverse_rms = norm_scale(p, x);
+  const LinearWeightRef& ref = p.w[weight];
+  const float q_max = static_cast<float>(w.choice.q_max);
+  const LinearScale scale = linear_scale(ref.codebook);
+  for (int64_t block = begin; block < end; ++block) {
+    vec v[kVectors];
+    load_block(p, x, ref.suh, inverse_rms, block, v);
+    hadamard128(v);
+    const float peak = peak_of(v);
+    int32_t sum[2];
+    const float inverse = peak < kTiny ? 0.0f : q_max / peak;
+    // A block that is not finite is all zeros with a scale that is not finite.
+    quantise(v, inverse, peak <= __FLT_MAX__, w.choice.kernel == LinearKernel::kBytes,
+             w.q + row * p.k + block * kHadamardDim, sum);
+    const float unit = (peak < kTiny ? 0.0f : peak / q_max) * kHadamardNorm;
+    LinearBlockMeta& meta = w.meta[row * (p.k / kHadamardDim) + block];
+    meta.scale = unit * scale.step;
+    meta.offset = unit * scale.zero * static_cast<float>(sum[0] + sum[1]);
+    meta.init[0] = -scale.centre * sum[0];
+    meta.init[1] = -scale.centre * sum[1];
+  }
+}
+
+static inline vec activate(int kind, vec x) {
+  switch (static_cast<Activation>(kind)) {
+    case Activation::kSilu:
+      return vsilu(x);
+    case Activation::kGelu:
+      return vgelu(x);
+    case Activation::kGeluTanh:
+      return vgelu_tanh(x);
+    default:
+      return vrelu(x);
+  }
+}
+
+// 128 outputs of one weight and row, bias included; columns past `columns` are not meaningful.
+static inline void output_block(const LinearWeightRef& ref, const float* inner, int64_t first,
+                                int64_t columns, vec* v) {
+  for (int r = 0; r < kVectors; ++r) v[r] = vload(inner + kLanes * r);
+  hadamard128(v);
+  for (int r = 0; r < kVectors; ++r) {
+    const int64_t at = kLanes * r;
+    v[r] = v[r] * (vload_half(ref.svh + first + at) * vset(kHadamardNorm));
+    if (ref.bias) v[r] = v[r] + load_some(ref.bias + first + at, columns - at);
+  }
+}
+
+static void linear_epilogue(const LinearParams& p, const LinearPlan& plan, int weight,
+                            int64_t block) {
+  const bool gated = p.activation >= 0;
+  const int first_weight = gated ? 0 : weight;
+  const int64_t first = block * kHadamardDim;
+  int64_t start = first;  // column of y
+  for (int i = 0; i < first_weight; ++i) start += p.w[i].out_features;
+  const LinearWeightRef& ref = p.w[first_weight];
+  const int64_t columns = ref.out_features - first;
+  for (int64_t row = 0; row < p.m; ++row) {
+    vec v[kVectors], up[kVectors];
+    output_block(ref, plan.w[first_weight].inner + row * ref.n + first, first, columns, v);
+    if (gated) {
+      output_block(p.w[1], plan.w[1].inner + row * p.w[1].n + first, first, columns, up);
+      for (int r = 0; r < kVectors; ++r) v[r] = activate(p.activation, v[r]) * up[r];
+    }
+    float* y = p.y + row * p.y_stride + start;
+    const float* residual = p.residual ? p.residual + row * p.residual_stride + start : nullptr;
+    for (int r = 0; r < kVectors; ++r) {
+      const int64_t at = kLanes * r, rest = columns - at;
+      if (rest <= 0) break;
+      if (residual) v[r] = v[r] + load_some(residual + at, rest);
+      if (rest >= kLanes)
+        vstore(y + at, v[r]);
+      else
+        vstore_part(y + at, v[r], static_cast<int>(rest));
+    }
+  }
+}
+
+}  // namespace exl3::EXL3_LEVEL
