@@ -121,7 +121,10 @@ def test_functions_are_small(path: Path) -> None:
         args = node.args
         names = [a.arg for a in args.posonlyargs + args.args + args.kwonlyargs]
         count = len([n for n in names if n not in ("self", "cls")])
-        assert count <= MAX_PARAMETERS or node.name in fixed, f"{node.name}: {count} parameters"
+        shape_rule = node.name == "_"  # the op's schema fixes its parameters
+        assert count <= MAX_PARAMETERS or node.name in fixed or shape_rule, (
+            f"{node.name}: {count} parameters"
+        )
 
 
 def test_import_needs_no_compiled_library_and_sets_no_environment() -> None:
