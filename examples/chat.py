@@ -1,0 +1,277 @@
+#!/usr/bin/env python3
+"""Chat with a model in the console: `chat.py -m DIRECTORY`. /h in the chat lists commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from chat_commands import CommandError, run_command
+from chat_modes import MODES, mode_of
+from chat_session import Session
+from rich.console import Console
+from rich.markup import escape
+
+from exl3 import Generator, Job, model_init
+from exl3.errors import Exl3Error
+
+
+class Chat:
+    """The loop of prompts and answers."""
+
+    def __init__(self, args: argparse.Namespace, console: Console) -> None:
+        self.args = args
+        self.console = console
+        found = model_init.init(args, quiet=bool(args.prompt), progress=not args.basic_console)
+        model, self.config, self.cache, self.tokenizer, draft_model, _, draft_cache = found
+        self.generator = Generator(
+            model,
+            self.cache,
+            self.tokenizer,
+            draft_model=draft_model,
+            draft_cache=draft_cache,
+            num_draft_tokens=args.num_draft_tokens,
+            ngram_match_min=args.ngram_match_min,
+        )
+        mode = mode_of(args.mode or "auto", args.user_name, args.bot_name)
+        self.session = Session(
+            self.tokenizer,
+            mode,
+            self.cache.max_num_tokens,
+            min(args.max_response_tokens, self.cache.max_num_tokens // 2),
+            mode.default_system if args.system_prompt is None else args.system_prompt,
+            args.think,
+        )
+
+    def say(self, line: str, style: str = "dim") -> None:
+        """A line of ours, not of the model."""
+        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    # Answers
+
+    def job(self, ids: Any, **more: Any) -> Job:
+        args, mode = self.args, self.session.mode
+        banned = list(self.session.banned)
+        if args.no_think and mode.think:
+            banned.append(mode.think[0].strip())
+        return Job(
+            ids,
+            max_new_tokens=self.session.max_response,
+            sampler=model_init.get_arg_sampler(args),
+            stop_conditions=self.session.stop_conditions(self.config),
+            banned_strings=banned,
+            stop_on_loop=(args.loop_window, args.loop_min_reps) if args.loop_window else None,
+            return_top_tokens=args.probs,
+            **more,
+        )
+
+    def answer(self, prompt: str) -> str | None:
+        """One turn; the answer, or None if the prompt does not fit."""
+        self.session.turns.append((prompt, ""))
+        return self.go_on()
+
+    def go_on(self) -> str | None:
+        """Complete the answer of the last turn."""
+        ids, dropped = self.session.fit()
+        if dropped:
+            self.say(f" -- the {dropped} oldest turns no longer fit and were forgotten")
+        if ids is None:
+            self.say(" !! this prompt does not fit the cache and was dropped", "red")
+            return None
+        user, begun = self.session.turns[-1]
+        if begun:
+            self.console.print(begun, end="", markup=False, highlight=False, soft_wrap=True)
+        job = self.job(ids, token_healing=bool(begun))
+        said = begun + self.stream(job)
+        self.session.turns[-1] = (user, said)
+        if self.args.amnesia:
+            self.session.turns.clear()
+        return said
+
+    def stream(self, job: Job) -> str:
+        """Show an answer as it comes; Ctrl-C ends it."""
+        self.generator.enqueue(job)
+        text, last, started = "", None, time.perf_counter()
+        try:
+            while self.generator.num_remaining_jobs():
+                for event in self.generator.iterate():
+                    self.show_probs(event)
+                    text += event.get("text", "")
+                    self.write(event.get("text", ""))
+                    self.keep_to_budget(job, text)
+                    last = event if event["eos"] else last
+        except KeyboardInterrupt:
+            self.generator.cancel(job)
+            self.say(" (stopped)")
+        self.write("\n")
+        if last is not None:
+            self.tell(last)
+        elif self.args.debug:
+            self.say(f"stopped after {time.perf_counter() - started:.2f} s")
+        return text
+
+    def write(self, text: str) -> None:
+        if text and not self.args.probs:
+            self.console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+            self.console.file.flush()
+
+    def tell(self, last: dict[str, Any]) -> None:
+        """What there is to say after an answer."""
+        if "error" in last or "filter_error" in last:
+            self.say(f" !! {last.get('error') or last['filter_error']}", "red")
+        if last["eos_reason"] in ("max_new_tokens", "loop_detected"):
+            self.say(f" -- ended by {last['eos_reason']}")
+        if self.args.show_tps:
+            read = last["prompt_tokens"] - last["cached_tokens"]
+            speed = last["new_tokens"] / max(last["time_generate"], 1e-9)
+            self.say(
+                f" -- prompt {last['prompt_tokens']} tokens, {last['cached_tokens']} cached, "
+                f"{read / max(last['time_prefill'], 1e-9):.1f} tokens/s; "
+                f"answer {last['new_tokens']} tokens, {speed:.1f} tokens/s"
+            )
+
+    def show_probs(self, event: dict[str, Any]) -> None:
+        """One line per token with the likeliest choices."""
+        if "top_k_tokens" not in event:
+            return
+        pieces = self.tokenizer.get_id_to_piece_list(True)
+        for row, token in enumerate(event["token_ids"][0].tolist()):
+            ids, probs = event["top_k_tokens"][0, row], event["top_k_probs"][0, row]
+            choices = "  ".join(
+                f"{pieces[i]!r} {p:.3f}" for i, p in zip(ids.tolist(), probs.tolist(), strict=True)
+            )
+            self.console.print(f"[bold]{escape(repr(pieces[token]))}[/bold]  {escape(choices)}")
+
+    def keep_to_budget(self, job: Job, text: str) -> None:
+        """End the reasoning after so many tokens."""
+        tags, budget = self.session.mode.think, self.args.think_budget
+        if not (budget and tags and self.session.think) or job.new_tokens != budget:
+            return
+        if tags[1] not in text:
+            close = self.tokenizer.encode(tags[1] + "\n\n", encode_special_tokens=True)
+            job.constrain_output_now(close)
+
+    def many(self, count: int, prompt: str) -> None:
+        """Several answers to one prompt, in one batch; the conversation stays as it is."""
+        self.session.turns.append((prompt, ""))
+        ids, _ = self.session.fit()
+        if ids is None:
+            self.say(" !! this prompt does not fit the cache", "red")
+            return
+        self.session.turns.pop()
+        jobs = [self.job(ids.clone(), identifier=i, seed=None) for i in range(count)]
+        self.generator.enqueue(jobs)
+        while self.generator.num_remaining_jobs():
+            for event in self.generator.iterate():
+                if event["eos"]:
+                    self.say(f"--- {event['identifier'] + 1}", "bold")
+                    self.say(event["full_completion"], "none")
+
+    # Input
+
+    def ask(self) -> str:
+        """The next prompt."""
+        if not self.args.multiline:
+            return self.console.input("[bold]> [/bold]")
+        lines = []
+        while line := self.console.input("[bold]| [/bold]"):
+            lines.append(line)
+            if len(lines) == 1 and line.startswith("/"):
+                break
+        return "\n".join(lines)
+
+    def ask_edit(self, answer: str) -> str:
+        """The new text of an answer."""
+        self.say(answer, "none")
+        return self.console.input("[bold]new text, to be continued: [/bold]") or answer
+
+    def loop(self) -> None:
+        """Until /x or the end of input."""
+        while True:
+            try:
+                line = self.ask().strip()
+            except KeyboardInterrupt:
+                self.write("\n")
+                continue
+            except EOFError:
+                return
+            try:
+                prompt = run_command(self, line) if line.startswith("/") else line
+                if prompt:
+                    self.answer(prompt)
+            except EOFError:
+                return
+            except (CommandError, OSError, ValueError, Exl3Error) as error:
+                self.say(f" !! {error}", "red")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    model_init.add_args(
+        parser, default_cache_size=32768, add_sampling_args=True, add_draft_model_args=True
+    )
+    add = parser.add_argument
+    flag: dict[str, Any] = {"action": "store_true"}
+    add("-mode", "--mode", choices=MODES, help="prompt mode, default auto")
+    add("-modes", "--modes", **flag, help="list prompt modes and exit")
+    add("-un", "--user_name", default="User", help="in mode raw")
+    add("-bn", "--bot_name", default="Assistant", help="in mode raw")
+    add("-sp", "--system_prompt", help="default: that of the mode")
+    add("-mli", "--multiline", **flag, help="multi-line input, an empty line sends")
+    add("-basic", "--basic_console", **flag, help="plain output")
+    add("-maxr", "--max_response_tokens", type=int, default=5000, help="at most half the cache")
+    add("-think", "--think", **flag, help="let the model reason first")
+    add("-no_think", "--no_think", **flag, help="ban the mode's think tag")
+    add("-think_budget", "--think_budget", type=int, default=0, help="tokens of reasoning, 0: any")
+    add("-amnesia", "--amnesia", **flag, help="forget after each turn")
+    add("-tps", "--show_tps", **flag, help="speed line after each answer")
+    add("-probs", "--probs", type=int, default=0, help="show the n most likely tokens")
+    add("-prompt", "--prompt", help="answer this and exit")
+    add("-save", "--save", help="write the answer to a file")
+    add("-save_svg", "--save_svg", help="write the console's content as SVG")
+    add("-lw", "--loop_window", type=int, default=300, help="stop on loops, 0: do not")
+    add("-lmr", "--loop_min_reps", type=int, default=3)
+    add("-ups", "--updates-per-second", type=int, default=30, help="accepted, no effect")
+    add("-dbg", "--debug", **flag)
+    add("-vis", "--visualize_cache", **flag, help="not available")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if "-modes" in argv or "--modes" in argv:
+        for name, mode in MODES.items():
+            print(f"{name:<10} {mode.family}")
+        return 0
+    args = make_parser().parse_args(argv)
+    if args.think and args.no_think:
+        print("error: -think and -no_think exclude each other", file=sys.stderr)
+        return 2
+    console = Console(
+        no_color=args.basic_console or None,
+        force_terminal=False if args.basic_console else None,
+        record=bool(args.save_svg),
+    )
+    try:
+        chat = Chat(args, console)
+        said = None
+        if args.prompt is None:
+            chat.loop()
+            said = chat.session.turns[-1][1] if chat.session.turns else None
+        else:
+            said = chat.answer(args.prompt)
+        if args.save and said is not None:
+            Path(args.save).write_text(said, encoding="utf-8")
+        if args.save_svg:
+            console.save_svg(args.save_svg, title="exl3 chat")
+    except (Exl3Error, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0 if args.prompt is None or said is not None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

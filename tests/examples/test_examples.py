@@ -1,0 +1,205 @@
+"""The example programs, on a small model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+MODEL = ROOT / "tests" / "fixtures" / "golden" / "tiny_llama_exl3"
+REPORT = {
+    "bits": 4.0,
+    "modules": [
+        {
+            "key": f"model.layers.{i}",
+            "layers": [
+                {"key": f"model.layers.{i}.self_attn.{name}", "proxy_error": 1e-3 * (i + 1)}
+                for name in ("q_proj", "o_proj")
+            ],
+        }
+        for i in range(2)
+    ],
+}
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The small model, with a chat template."""
+    folder = tmp_path / "tiny-exl3-4bpw"
+    shutil.copytree(MODEL, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return lambda name: importlib.import_module(name)
+
+
+def chat(example, *arguments: str, model: Path = MODEL, mode: str = "raw") -> int:
+    base = ["-m", str(model), "-mode", mode, "-cs", "1024", "-maxr", "6", "-basic"]
+    return example("chat").main([*base, *arguments])
+
+
+def test_generate(model: Path) -> None:
+    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(EXAMPLES / "generate.py"), str(model), "Once"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Once" in done.stdout and "per second" in done.stdout
+
+
+def test_chat_one_prompt(example, capsys, tmp_path: Path) -> None:
+    saved = tmp_path / "answer.txt"
+    assert chat(example, "-prompt", "Hello", "-tps", "-save", str(saved)) == 0
+    out = capsys.readouterr().out
+    assert saved.read_text(encoding="utf-8").strip()[:4] in out and "tokens/s" in out
+    assert chat(example, "-prompt", "a " * 3000) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_chat_with_the_models_own_template(example, capsys, model: Path) -> None:
+    assert chat(example, "-prompt", "Hello", model=model, mode="auto") == 0
+    assert chat(example, "-prompt", "Hello", mode="auto") == 1
+    assert "no chat template" in capsys.readouterr().err
+
+
+def test_chat_modes_need_no_model(example, capsys) -> None:
+    assert example("chat").main(["-modes"]) == 0
+    listed = capsys.readouterr().out.split()
+    assert {"auto", "raw", "llama3", "chatml", "smollm3", "commanda"} <= set(listed)
+
+
+def test_chat_commands(example, capsys, monkeypatch, tmp_path: Path) -> None:
+    from rich.console import Console
+
+    file = tmp_path / "session.json"
+    lines = [
+        "Hello",
+        "/t",
+        "/sp Be brief.",
+        "/ban foo",
+        "/probs 2",
+        "/r",
+        "/probs 0",
+        "/n 2 Tell me",
+        f"/save {file}",
+        "/clear",
+        "/r",
+        f"/load {file}",
+        "/e And so",
+        "/cc",
+        "/gm",
+        "/ppt",
+        "/nothing",
+        "/h",
+        *["word " * 60] * 6,
+        "/x",
+    ]
+    queue = iter(lines)
+    monkeypatch.setattr(Console, "input", lambda self, *args, **kwargs: next(queue))
+    assert chat(example) == 0
+    out = capsys.readouterr().out
+    for expected in (
+        "system prompt: Be brief.",
+        "banned: ['foo']",
+        "--- 2",
+        "there is nothing to repeat",
+        "loaded 1 turns",
+        "And so",
+        "0 code blocks",
+        "pages: 4",
+        "unknown command /nothing",
+        "oldest turns no longer fit",
+    ):
+        assert expected in out, expected
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    assert saved["system_prompt"] == "Be brief." and saved["context"][0][0] == "Hello"
+
+
+def test_every_mode_renders(example) -> None:
+    modes: ModuleType = example("chat_modes")
+    turns = [("one", "1"), ("two", "")]
+    for name in modes.MODES:
+        mode = modes.mode_of(name, "User", "Bot")
+        if mode.turn is None:
+            continue
+        text = mode.render(turns, "SYSTEM", think=False)
+        order = [text.index(part) for part in ("SYSTEM", "one", "1", "two")]
+        assert order == sorted(order) and "{" not in text, name
+        assert "SYSTEM" not in mode.render(turns, "", think=False)
+    assert modes.mode_of("raw", "Ann", "Bob").render(turns, "", think=False) == (
+        "Ann: one\nBob:1\nAnn: two\nBob:"
+    )
+
+
+def test_demo_measures_and_checks_the_answer(example, capsys, monkeypatch, model: Path) -> None:
+    demo = example("demo")
+    monkeypatch.setattr(demo.Target, "convert", lambda self: None)
+    monkeypatch.setattr(demo.Loaded, "answer", lambda self, question: "Rome")
+    monkeypatch.setattr(demo.Target, "out", model)
+    arguments = ["--model", str(MODEL), "--tokens", "80"]
+    assert demo.main(arguments) == 1
+    said = capsys.readouterr().out
+    assert "does not say Paris" in said and "0.0000" in said
+    monkeypatch.setattr(demo.Loaded, "answer", lambda self, question: "It is Paris.")
+    assert demo.main(arguments) == 0
+    assert demo.main(["--model", str(model / "none")]) == 1
+
+
+def test_demo_knows_a_finished_conversion(example, tmp_path: Path) -> None:
+    demo = example("demo")
+    from exl3 import Config
+
+    target = demo.Target(MODEL, tmp_path, 3.0, 6, 10, 20)
+    assert not target.is_finished()
+    target.out.mkdir()
+    report = {
+        "source_fingerprint": Config.from_directory(str(MODEL)).source.fingerprint(),
+        "options": {"bits": 3.0, "head_bits": 6},
+        "calibration": {"rows": 10, "cols": 20},
+    }
+    file = target.out / "conversion_report.json"
+    file.write_text(json.dumps(report))
+    assert target.is_finished()
+    report["calibration"]["rows"] = 11
+    file.write_text(json.dumps(report))
+    assert not target.is_finished()
+
+
+def test_notebook(model: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="needs the notebook extra")
+    nbclient = pytest.importorskip("nbclient", reason="needs the notebook extra")
+    pytest.importorskip("matplotlib", reason="needs the notebook extra")
+    pytest.importorskip("ipykernel", reason="needs the notebook extra")
+    (model / "conversion_report.json").write_text(json.dumps(REPORT))
+    notebook = nbformat.read(EXAMPLES / "quantization.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    parameters = next(cell for cell in notebook.cells if cell.source.startswith("directory ="))
+    parameters.source = f"directory = {str(model)!r}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})"
+    nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(EXAMPLES)}}
+    ).execute()
+    outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+    assert any("image/png" in out.get("data", {}) for out in outputs)
+    assert not any(out.output_type == "error" for out in outputs)
