@@ -2,9 +2,10 @@
 //
 // Tiles are 1 KiB: A has 16 rows of 32 inputs, B has 16 pairs of inputs for 16 columns, C is 16 x
 // 16 sums. x is converted once into the workspace, [m/16][k/32] tiles. A task decodes up to 8
-// strips times kBlock inputs into B tiles on its stack (second-level cache) and multiplies them
-// with all rows, 2 x 2 tiles at a time: 4 tile loads for 4 products, so the products are the bound
-// while A and B tiles arrive at 32 bytes a cycle each.
+// strips and kChunk inputs into B tiles on its stack (second-level cache) and multiplies them with
+// all rows, 2 x 2 tiles at a time: 4 tile loads for 4 products. 32 rows pass over the chunk in
+// panels of kPanel inputs, so that the A tiles of a panel stay in the first-level cache for all
+// strips; the sums of the 32 rows wait in a buffer between panels.
 //
 // Order of the inputs. State register e of a tile holds lanes t: input 2(t%4) + {0,1,8,9}[e%4],
 // column t/4 + 8(e/4). Two neighbouring lanes are one 32-bit element: inputs 4p + {0,2} + ... of
@@ -20,9 +21,10 @@ namespace {
 
 constexpr int kTileBytes = 1024;
 constexpr int kTileInputs = 32;
-constexpr int kBlock = 768;      // most inputs decoded at once
-constexpr int kGroupStrips = 8;  // most strips decoded at once
-constexpr int kBlockTileBytes = kBlock / kTileInputs * kTileBytes;
+constexpr int kChunk = 1536 / kTileInputs;  // most tiles of inputs decoded at once
+constexpr int kPanel = 320 / kTileInputs;   // tiles of inputs whose A and B tiles share the L1
+constexpr int kGroupStrips = 8;             // most strips decoded at once
+constexpr int kStripBytes = kChunk * kTileBytes;
 
 struct TileConfig {
   uint8_t palette, start_row;
@@ -96,13 +98,13 @@ struct Sums {
 
 // Tiles 0..3: C; 4, 5: A; 6, 7: B.
 static void multiply_2x2(const uint8_t* a0, const uint8_t* a1, const uint8_t* b0, const uint8_t* b1,
-                         int64_t steps, const Sums* c, bool add) {
+                         int64_t steps, const Sums* in, const Sums* out, bool add) {
   memory_barrier();
   if (add) {
-    _tile_loadd(0, c[0].at, c[0].stride);
-    _tile_loadd(1, c[1].at, c[1].stride);
-    _tile_loadd(2, c[2].at, c[2].stride);
-    _tile_loadd(3, c[3].at, c[3].stride);
+    _tile_loadd(0, in[0].at, in[0].stride);
+    _tile_loadd(1, in[1].at, in[1].stride);
+    _tile_loadd(2, in[2].at, in[2].stride);
+    _tile_loadd(3, in[3].at, in[3].stride);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -120,19 +122,19 @@ static void multiply_2x2(const uint8_t* a0, const uint8_t* a1, const uint8_t* b0
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_stored(0, c[0].at, c[0].stride);
-  _tile_stored(1, c[1].at, c[1].stride);
-  _tile_stored(2, c[2].at, c[2].stride);
-  _tile_stored(3, c[3].at, c[3].stride);
+  _tile_stored(0, out[0].at, out[0].stride);
+  _tile_stored(1, out[1].at, out[1].stride);
+  _tile_stored(2, out[2].at, out[2].stride);
+  _tile_stored(3, out[3].at, out[3].stride);
   memory_barrier();
 }
 
 static void multiply_1x2(const uint8_t* a, const uint8_t* b0, const uint8_t* b1, int64_t steps,
-                         const Sums* c, bool add) {
+                         const Sums* in, const Sums* out, bool add) {
   memory_barrier();
   if (add) {
-    _tile_loadd(0, c[0].at, c[0].stride);
-    _tile_loadd(1, c[1].at, c[1].stride);
+    _tile_loadd(0, in[0].at, in[0].stride);
+    _tile_loadd(1, in[1].at, in[1].stride);
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -145,56 +147,68 @@ static void multiply_1x2(const uint8_t* a, const uint8_t* b0, const uint8_t* b1,
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
   }
-  _tile_stored(0, c[0].at, c[0].stride);
-  _tile_stored(1, c[1].at, c[1].stride);
+  _tile_stored(0, out[0].at, out[0].stride);
+  _tile_stored(1, out[1].at, out[1].stride);
   memory_barrier();
 }
 
-// The last C tile of a column, when it has fewer than 16 rows, is kept in a buffer.
-struct Tail {
-  alignas(64) float sums[2][kTileDim * kTileDim];
+// What one task works on: B tiles of strips [strip, strip + count) and inputs of `tiles` tiles.
+struct Group {
+  int64_t strip, count, first_tile, tiles;
+  const uint8_t* b;
+  float* sums;  // [kGroupStrips / 2][4][256], C tiles of the current 32 rows
 };
 
-static void copy_tail(Tail* tail, float* y, int64_t y_stride, int64_t rows, bool load) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int column = 0; column < 2; ++column) {
-      float* out = y + r * y_stride + column * kTileDim;
-      float* kept = tail->sums[column] + r * kTileDim;
-      if (load)
-        _mm512_store_ps(kept, _mm512_loadu_ps(out));
-      else
-        _mm512_storeu_ps(out, _mm512_load_ps(kept));
-    }
-  }
+static void copy_tile(float* to, int64_t to_stride, const float* from, int64_t from_stride,
+                      int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r)
+    _mm512_storeu_ps(to + r * to_stride, _mm512_loadu_ps(from + r * from_stride));
 }
 
-// All rows times one pair of strips and one block of inputs.
-static void multiply_pair(const GemmLargeParams& p, int64_t strip, int64_t first_tile,
-                          int64_t tiles, const uint8_t* b) {
-  const int64_t row_tiles = (p.m + kTileDim - 1) / kTileDim, whole = p.m / kTileDim;
+// 32 rows from tile row `i`, or 16 if it is the last one, times a group.
+static void multiply_rows(const GemmLargeParams& p, const Group& g, int64_t i) {
   const int64_t row_bytes = p.k / kTileInputs * kTileBytes;
-  const uint8_t* a = static_cast<const uint8_t*>(p.workspace) + first_tile * kTileBytes;
   const int64_t stride = p.y_stride * static_cast<int64_t>(sizeof(float));
-  const bool add = first_tile > 0;
-  Tail tail;
-  for (int64_t i = 0; i < row_tiles; i += 2) {
-    float* y = p.y + i * kTileDim * p.y_stride + strip * kTileDim;
-    const bool two = i + 1 < row_tiles;
-    float* last = two ? y + kTileDim * p.y_stride : y;
-    Sums c[4] = {{y, stride}, {y + kTileDim, stride}, {last, stride}, {last + kTileDim, stride}};
-    const bool partial = i + (two ? 2 : 1) > whole;
-    if (partial) {
-      const int at = two ? 2 : 0;
-      c[at] = {tail.sums[0], 64};
-      c[at + 1] = {tail.sums[1], 64};
-      if (add) copy_tail(&tail, last, p.y_stride, p.m % kTileDim, true);
+  const int64_t rows = p.m - i * kTileDim;  // from the first of the two tiles
+  const int tiles_down = rows > kTileDim ? 2 : 1;
+  const int64_t tail = rows < tiles_down * kTileDim ? rows % kTileDim : 0;
+  const uint8_t* a =
+      static_cast<const uint8_t*>(p.workspace) + i * row_bytes + g.first_tile * kTileBytes;
+  const int64_t panels = (g.tiles + kPanel - 1) / kPanel;
+  for (int64_t panel = 0; panel < panels; ++panel) {
+    const int64_t first = g.tiles * panel / panels;
+    const int64_t steps = g.tiles * (panel + 1) / panels - first;
+    for (int64_t pair = 0; pair < g.count / 2; ++pair) {
+      Sums y[4], kept[4];
+      for (int t = 0; t < 4; ++t) {
+        float* at =
+            p.y + (i + t / 2) * kTileDim * p.y_stride + (g.strip + 2 * pair + t % 2) * kTileDim;
+        y[t] = {at, stride};
+        kept[t] = {g.sums + (pair * 4 + t) * kTileNumel, 64};
+      }
+      const int last = 2 * (tiles_down - 1);
+      Sums in[4], out[4];
+      for (int t = 0; t < 4; ++t) {
+        const bool whole = !(tail && t >= last);
+        in[t] = panel == 0 && whole ? y[t] : kept[t];
+        out[t] = panel + 1 == panels && whole ? y[t] : kept[t];
+      }
+      const bool add = panel > 0 || g.first_tile > 0;
+      if (tail && panel == 0 && add) {
+        for (int t = last; t < last + 2; ++t)
+          copy_tile(kept[t].at, kTileDim, y[t].at, p.y_stride, tail);
+      }
+      const uint8_t* a0 = a + first * kTileBytes;
+      const uint8_t* b0 = g.b + 2 * pair * kStripBytes + first * kTileBytes;
+      if (tiles_down == 2)
+        multiply_2x2(a0, a0 + row_bytes, b0, b0 + kStripBytes, steps, in, out, add);
+      else
+        multiply_1x2(a0, b0, b0 + kStripBytes, steps, in, out, add);
+      if (tail && panel + 1 == panels) {
+        for (int t = last; t < last + 2; ++t)
+          copy_tile(y[t].at, p.y_stride, kept[t].at, kTileDim, tail);
+      }
     }
-    const uint8_t* a0 = a + i * row_bytes;
-    if (two)
-      multiply_2x2(a0, a0 + row_bytes, b, b + kBlockTileBytes, tiles, c, add);
-    else
-      multiply_1x2(a0, b, b + kBlockTileBytes, tiles, c, add);
-    if (partial) copy_tail(&tail, last, p.y_stride, p.m % kTileDim, false);
   }
 }
 
@@ -232,21 +246,20 @@ void gemm_large_strips(const GemmLargeParams& p, int64_t begin, int64_t end) {
   }
   memory_barrier();
   _tile_loadconfig(&config);
-  alignas(64) uint8_t b[kGroupStrips * kBlockTileBytes];
+  alignas(64) uint8_t b[kGroupStrips * kStripBytes];
+  alignas(64) float sums[kGroupStrips / 2 * 4 * kTileNumel];
   const DecodeStrip decode = kDecode[static_cast<int>(p.codebook)][p.bits - 1];
-  const int64_t blocks = (p.k + kBlock - 1) / kBlock, tiles = p.k / kTileInputs;
+  const int64_t tiles = p.k / kTileInputs, chunks = (tiles + kChunk - 1) / kChunk;
   for (int64_t strip = begin; strip < end; strip += kGroupStrips) {
-    const int64_t count = end - strip < kGroupStrips ? end - strip : kGroupStrips;
-    for (int64_t block = 0; block < blocks; ++block) {
-      const int64_t first = tiles * block / blocks;
-      const int64_t block_tiles = tiles * (block + 1) / blocks - first;
-      for (int64_t s = 0; s < count; ++s) {
-        const int64_t at = (strip + s) * (p.k / kTileDim) + 2 * first;
-        decode(p.planes + at * 16 * p.bits, 2 * block_tiles, b + s * kBlockTileBytes);
+    Group g{strip, end - strip < kGroupStrips ? end - strip : kGroupStrips, 0, 0, b, sums};
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      g.first_tile = tiles * chunk / chunks;
+      g.tiles = tiles * (chunk + 1) / chunks - g.first_tile;
+      for (int64_t s = 0; s < g.count; ++s) {
+        const int64_t at = (strip + s) * (p.k / kTileDim) + 2 * g.first_tile;
+        decode(p.planes + at * 16 * p.bits, 2 * g.tiles, b + s * kStripBytes);
       }
-      for (int64_t s = 0; s < count; s += 2) {
-        multiply_pair(p, strip + s, first, block_tiles, b + s * kBlockTileBytes);
-      }
+      for (int64_t i = 0; i * kTileDim < p.m; i += 2) multiply_rows(p, g, i);
     }
   }
   _tile_release();
