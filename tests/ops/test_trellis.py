@@ -68,7 +68,9 @@ def test_decode_matches_reference(isa: str, bits: int, codebook: Codebook) -> No
 def test_decode_wide(isa: str, k: int, n: int) -> None:
     trellis = random_trellis(k // 16, n // 16, bits=3)
     got = T.decode(trellis, Codebook.MUL1)
-    assert torch.equal(got, T.decode_reference(trellis, Codebook.MUL1))
+    for columns in (slice(0, 8), slice(n // 32, n // 32 + 3), slice(-5, None)):  # of tiles
+        want = T.decode_reference(trellis[:, columns], Codebook.MUL1)
+        assert torch.equal(got.unflatten(1, (-1, 16))[:, columns].flatten(1), want)
 
 
 def test_decode_every_state(isa: str) -> None:

@@ -12,28 +12,34 @@ namespace {
 constexpr int kLanes = 32;
 constexpr int kMaxTileBytes = kLanes * 8;
 
-// Where byte `at` of a tile of lane planes lies in the tile as stored in files. Stored words are
-// halves of little-endian uint32 words whose bits run from the most significant down, so stream
-// byte i is stored byte i ^ 3.
-struct PlaneOrder {
-  uint8_t stored[kMaxTileBytes];
-  explicit PlaneOrder(int bits) {
-    const int paired = bits / 2 * 2;  // bytes of a lane that are in planes of uint16
-    for (int at = 0; at < kLanes * bits; ++at) {
-      int lane, byte;
-      if (at < kLanes * paired) {
-        lane = at % 64 / 2;
-        byte = at / 64 * 2 + 1 - at % 2;  // the first stream byte is the high one
-      } else {
-        lane = at - kLanes * paired;
-        byte = bits - 1;
+// Stored words are halves of little-endian uint32 words whose bits run from the most significant
+// down, so stream byte i is stored byte i ^ 3.
+struct PlaneOrders {
+  uint8_t stored[8][kMaxTileBytes];
+  PlaneOrders() {
+    for (int bits = 1; bits <= 8; ++bits) {
+      const int paired = bits / 2 * 2;  // bytes of a lane that are in planes of uint16
+      for (int at = 0; at < kLanes * bits; ++at) {
+        int lane, byte;
+        if (at < kLanes * paired) {
+          lane = at % 64 / 2;
+          byte = at / 64 * 2 + 1 - at % 2;  // the first stream byte is the high one
+        } else {
+          lane = at - kLanes * paired;
+          byte = bits - 1;
+        }
+        stored[bits - 1][at] = static_cast<uint8_t>((lane * bits + byte) ^ 3);
       }
-      stored[at] = static_cast<uint8_t>((lane * bits + byte) ^ 3);
     }
   }
 };
 
 }  // namespace
+
+const uint8_t* plane_order(int bits) {
+  static const PlaneOrders orders;
+  return orders.stored[bits - 1];
+}
 
 void trellis_pack(const TrellisPackParams& p, int64_t begin, int64_t end) {
   const int words = 16 * p.bits;
@@ -81,7 +87,7 @@ void trellis_decode(const TrellisDecodeParams& p, int64_t begin, int64_t end) {
 
 // Strips [begin, end), counted over the batch.
 void trellis_prepare(const TrellisPlanesParams& p, int64_t begin, int64_t end) {
-  const PlaneOrder order(p.bits);
+  const uint8_t* order = plane_order(p.bits);
   const int bytes = kLanes * p.bits;
   const auto* from = reinterpret_cast<const uint8_t*>(p.from);
   auto* to = reinterpret_cast<uint8_t*>(p.to);
@@ -90,13 +96,13 @@ void trellis_prepare(const TrellisPlanesParams& p, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < p.k_tiles; ++i) {
       const uint8_t* in = from + ((b * p.k_tiles + i) * p.n_tiles + j) * bytes;
       uint8_t* out = to + (strip * p.k_tiles + i) * bytes;
-      for (int at = 0; at < bytes; ++at) out[at] = in[order.stored[at]];
+      for (int at = 0; at < bytes; ++at) out[at] = in[order[at]];
     }
   }
 }
 
 void trellis_restore(const TrellisPlanesParams& p, int64_t begin, int64_t end) {
-  const PlaneOrder order(p.bits);
+  const uint8_t* order = plane_order(p.bits);
   const int bytes = kLanes * p.bits;
   const auto* from = reinterpret_cast<const uint8_t*>(p.from);
   auto* to = reinterpret_cast<uint8_t*>(p.to);
@@ -105,7 +111,7 @@ void trellis_restore(const TrellisPlanesParams& p, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < p.k_tiles; ++i) {
       const uint8_t* in = from + (strip * p.k_tiles + i) * bytes;
       uint8_t* out = to + ((b * p.k_tiles + i) * p.n_tiles + j) * bytes;
-      for (int at = 0; at < bytes; ++at) out[order.stored[at]] = in[at];
+      for (int at = 0; at < bytes; ++at) out[order[at]] = in[at];
     }
   }
 }
