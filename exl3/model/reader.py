@@ -15,10 +15,6 @@ NO_DEFAULT = object()
 # Keys that say nothing about the numbers a text model computes.
 HARMLESS_KEYS = frozenset(
     [
-        "_attn_implementation",
-        "_attn_implementation_autoset",
-        "_commit_hash",
-        "_name_or_path",
         "add_cross_attention",
         "architectures",
         "attention_dropout",
@@ -92,7 +88,7 @@ HARMLESS_KEYS = frozenset(
         "use_mrope",
     ]
 )
-HARMLESS_PREFIXES = ("unsloth",)
+HARMLESS_PREFIXES = ("_", "unsloth")
 
 # Keys of the decoder that `Config` reads outside the spec's fields.
 COMMON_KEYS = frozenset(
