@@ -90,7 +90,7 @@ class Config:
 
         if load_method not in (None, *LOAD_METHODS):
             raise ConfigError(f"load_method: expected one of {LOAD_METHODS}, got {load_method!r}")
-        source = open_source(str(directory))
+        source = open_source(str(directory), load_method=load_method)
         return Config(
             source, layer_map=layer_map, load_method=load_method, ignore_keys=tuple(ignore_keys)
         )

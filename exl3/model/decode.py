@@ -1,7 +1,8 @@
 """Decode steps recorded once and replayed: no Python between the ops of a step.
 
-A step is one token for each of `bsz` sequences on a paged cache, all layers EXL3. What varies from
-step to step (ids, positions, lengths, page tables, slots) is written into fixed buffers.
+A step is one token for each of `bsz` sequences on a paged cache, all blocks EXL3; a plain head runs
+after the replay. What varies from step to step (ids, positions, lengths, page tables, slots) is
+written into fixed buffers.
 """
 
 from __future__ import annotations
@@ -126,10 +127,13 @@ class DecodeGraphs:
             return None  # the slower path says what is wrong
         step = self._step_for(cache, bucket_size(n), pages.shape[1])
         step.fill(input_ids.numpy()[:, 0], pages, lengths)
-        logits = self._run(step, cache)
-        if logits is None:
+        result = self._run(step, cache)
+        if result is None:
             return None
-        return self.model.head.mask(logits[:n].clone()).unsqueeze(1)
+        model, rows = self.model, result[:n]
+        if model.head.quantized:
+            return model.head.mask(rows.clone()).unsqueeze(1)
+        return model.head.logits(rows, Batch.dense(n, 1), model.final_norm).unsqueeze(1)
 
     def _run(self, step: _Step, cache: Any) -> Tensor | None:
         try:
@@ -138,20 +142,21 @@ class DecodeGraphs:
             step.graph = record(lambda: self._forward(step.batch(cache)))
             return step.graph.result
         except UnsupportedError as error:
-            self._refused = True
-            self.clear()
-            logger.warning("decode steps run op by op, which is slower: %s", error)
+            self._refuse(error)
         except RuntimeError as error:
             # An op refused its input; the slower path names the argument that is wrong.
             logger.debug("recorded step failed: %s", error)
         return None
 
     def _forward(self, batch: Batch) -> Tensor:
+        """Unmasked logits, or what enters the final norm if the head is plain."""
         model = self.model
         assert batch.input_ids is not None
         x = model.embedding.forward(batch.input_ids, batch)
         for block in model.blocks:
             x = block.forward(x, batch)
+        if not model.head.quantized:
+            return x
         return run_group(x, (model.head,), batch, norm=model.final_norm)
 
     def _step_for(self, cache: Any, rows: int, width: int) -> _Step:
@@ -165,18 +170,28 @@ class DecodeGraphs:
         return step
 
     def _same_weights(self) -> bool:
-        """True if every linear layer is EXL3, unobserved, and as it was when steps were recorded;
-        forgets the recordings if not."""
+        """True if every block is EXL3, unobserved, and as it was when steps were recorded; forgets
+        the recordings if not."""
         if self._linears and all(
             layer.weight is weight and layer.capture is None for layer, weight in self._linears
         ):
             return True
         self.clear()
         layers = {id(m): m for m in self.model if isinstance(m, Linear)}.values()
-        if any(layer.weight is None or layer.capture is not None for layer in layers):
+        plain = next((m.key for m in layers if m.weight is None and not m.is_head), None)
+        if plain is not None:
+            self._refuse(f"{plain} is not quantised")
+            return False
+        if any(layer.capture is not None for layer in layers):
             return False
         self._linears = [(layer, layer.weight) for layer in layers]
         return True
+
+    def _refuse(self, reason: object) -> None:
+        """Run op by op until the model is loaded again."""
+        self.clear()
+        self._refused = True
+        logger.info("decode steps run op by op, which is slower: %s", reason)
 
     def drop(self, cache: Any) -> None:
         """Forget the steps recorded with this cache."""
@@ -186,3 +201,4 @@ class DecodeGraphs:
         """Forget all steps, and with them every weight they hold."""
         self._steps.clear()
         self._linears = []
+        self._refused = False

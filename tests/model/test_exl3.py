@@ -287,7 +287,7 @@ def test_recordings_go_with_cache_weights_and_model(golden_model: Model) -> None
 def test_refused_recording_falls_back(
     golden_model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain = golden_model.final_norm.forward
+    caplog.set_level("INFO")
     monkeypatch.setattr(
         type(golden_model.blocks[0]),
         "forward",
@@ -299,7 +299,41 @@ def test_refused_recording_falls_back(
     for i in range(3):
         y = golden_model.forward(torch.tensor([[5]]), step_params(cache, [[0]], [i]))
         assert y.isfinite().all()
-    assert caplog.text.count("op by op") == 1 and plain is not None
+    assert caplog.text.count("op by op") == 1
+
+
+def test_plain_head_runs_after_the_replay(
+    edited: Edited, golden_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = golden_model.head
+    for name in ("trellis", "suh", "svh", "mul1"):
+        del edited.tensors[f"lm_head.{name}"]
+    edited.tensors["lm_head.weight"] = head.weight_dense().t().contiguous()
+    model = load(edited.save())
+    caches = [Cache(model, 256), Cache(model, 256)]
+    for i in range(3):
+        ids, place = torch.tensor([[7 + i]]), ([[0]], [i])
+        a = model.forward(ids, step_params(caches[0], *place))
+        b = without_graph(monkeypatch, model, ids, step_params(caches[1], *place))
+        assert torch.equal(a, b)
+    assert count_graphs(model, caches[0]) == 1
+
+
+def test_plain_layer_is_reported(
+    edited: Edited, golden_model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    layer = golden_model.find_module(QKEY)
+    assert isinstance(layer, Linear)
+    for name in ("trellis", "suh", "svh", "mul1"):
+        del edited.tensors[f"{QKEY}.{name}"]
+    edited.tensors[f"{QKEY}.weight"] = layer.weight_dense().t().contiguous()
+    model = load(edited.save())
+    cache = Cache(model, 256)
+    for i in range(3):
+        model.forward(torch.tensor([[7]]), step_params(cache, [[0]], [i]))
+    assert count_graphs(model, cache) == 0
+    assert caplog.text.count(f"{QKEY} is not quantised") == 1
 
 
 @pytest.mark.parametrize("rows", range(1, 130))
