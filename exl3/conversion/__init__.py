@@ -1,0 +1,1 @@
+"""Converting Hugging Face and GGUF checkpoints to EXL3."""

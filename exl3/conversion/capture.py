@@ -1,0 +1,105 @@
+"""Running calibration rows through one module and gathering what its linear layers read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..modules import Batch, Embedding, Head, Linear, Module
+from ..quant import Hessian, HessianAccumulator
+
+TOKENS_PER_PASS = 4096  # bounds the activations that are alive at once
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Linear layers that read one input."""
+
+    key: str
+    layers: tuple[Linear, ...]
+
+
+def share_groups(module: Module) -> list[Group]:
+    """The Hessian groups of a module, in the order in which they run."""
+    groups: dict[str, list[Linear]] = {}
+    for part in module:
+        if isinstance(part, Linear) and part.quantizable:
+            groups.setdefault(part.share, []).append(part)
+    return [Group(key, tuple(layers)) for key, layers in groups.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """Result of one pass over all rows."""
+
+    output: Tensor | None
+    """float32 (rows, cols, hidden); None for a head."""
+    hessians: dict[str, Hessian]
+    bad_rows: tuple[int, ...]
+    """Rows whose output, or input of some layer, is not finite; their output is 0."""
+
+
+def run_rows(
+    module: Module,
+    state: Tensor,
+    *,
+    groups: Sequence[Group] = (),
+    skip: frozenset[int] = frozenset(),
+) -> Captured:
+    """Run every row that is not in `skip`, gathering a Hessian per group.
+
+    Args:
+        state: int64 (rows, cols) for an embedding, else float32 (rows, cols, hidden).
+    """
+    rows, cols = state.shape[:2]
+    sums = {group.key: HessianAccumulator(group.layers[0].in_features) for group in groups}
+    bad: list[int] = []
+    output: Tensor | None = None
+    wanted = [row for row in range(rows) if row not in skip]
+    step = max(1, TOKENS_PER_PASS // cols)
+    for start in range(0, len(wanted), step):
+        part = wanted[start : start + step]
+        inputs: dict[str, Tensor] = {}
+        y = _run(module, state[part], groups, inputs)
+        seen = [*inputs.values(), *([] if y is None else [y])]
+        good = torch.stack([_finite_rows(x, len(part)) for x in seen]).all(0)
+        bad += [row for row, fine in zip(part, good.tolist(), strict=True) if not fine]
+        for key, x in inputs.items():
+            kept = x.unflatten(0, (len(part), cols))[good] if not bool(good.all()) else x
+            sums[key].add(kept.reshape(-1, x.shape[-1]))
+        if y is not None:
+            if output is None:
+                output = torch.zeros(rows, cols, y.shape[-1])
+            y = y.unflatten(0, (len(part), cols))
+            output[part] = torch.where(good[:, None, None], y, torch.zeros(()))
+    return Captured(output, {key: s.finish() for key, s in sums.items()}, tuple(bad))
+
+
+@torch.inference_mode()
+def _run(
+    module: Module, state: Tensor, groups: Sequence[Group], inputs: dict[str, Tensor]
+) -> Tensor | None:
+    """One pass over a few rows; `inputs` receives what the first layer of each group reads."""
+    rows, cols = state.shape[:2]
+    if isinstance(module, Head):
+        if groups:
+            inputs[groups[0].key] = state.flatten(0, 1)
+        return None  # a vocabulary of outputs per token would be too much, and nobody reads it
+    for group in groups:
+        group.layers[0].capture = lambda x, key=group.key: inputs.__setitem__(key, x.clone())
+    try:
+        if isinstance(module, Embedding):
+            batch = Batch.dense(rows, cols, input_ids=state)
+            return module.forward(state.reshape(-1), batch)
+        return module.forward(state.flatten(0, 1), Batch.dense(rows, cols))
+    finally:
+        for group in groups:
+            group.layers[0].capture = None
+
+
+def _finite_rows(x: Tensor, rows: int) -> Tensor:
+    """Bool (rows,): no inf and no NaN."""
+    return torch.isfinite(x).reshape(rows, -1).all(1)
