@@ -14,6 +14,7 @@ from ..sampling import NothingToSampleError
 from .batch import Runner
 from .events import Event
 from .filter import Filter
+from .filter.base import FilterError
 from .job import Job, JobState
 from .options import note_unknown
 from .pages import PageTable
@@ -267,9 +268,10 @@ def _argmax(logits: Tensor) -> list[int] | None:
 
 def _failed(job: Job, error: Exception) -> Event:
     """The final event of a job whose filter or sampler failed."""
-    logger.warning("job %d ends: %s", job.serial_number, error, exc_info=error)
+    logger.warning("job %d ends: %s: %s", job.serial_number, type(error).__name__, error)
+    logger.debug("where it failed", exc_info=error)
     if job.is_finished:
         return job.end(Outcome(reason="error"), error=str(error), exception=error)
-    if job.filters or isinstance(error, NothingToSampleError):
+    if isinstance(error, FilterError | NothingToSampleError):
         return job.end_early("end_filter", filter_error=str(error), exception=error)
     return job.end_early("error", error=str(error), exception=error)

@@ -14,6 +14,7 @@ from ..errors import CacheFullError, ConfigError
 from ..sampling import CustomSampler, DefaultSampler
 from .events import Event, event, streaming
 from .filter import Filter
+from .filter.base import filter_faults
 from .masks import combine
 from .options import JobOptions, note_unknown, prompt_ids
 from .pages import PageTable
@@ -275,7 +276,10 @@ class Job:
         only = self._healed_ids if self.new_tokens == 0 else None
         if not (banned or self.filters or only):
             return None
-        masks = [f.get_next_logit_mask() for f in self.filters if f.is_active]
+        masks = []
+        if self.filters:
+            with filter_faults():
+                masks = [f.get_next_logit_mask() for f in self.filters if f.is_active]
         return combine(masks, banned, only, self._width)
 
     def is_plain_greedy(self) -> bool:
@@ -304,9 +308,10 @@ class Job:
         self.sequence.input_ids.append(token)
         self.new_tokens += 1
         done = False
-        if not (self._healed_ids and self.new_tokens == 1):
-            for filter in self.filters:
-                done |= filter.feed(token)
+        if self.filters and not (self._healed_ids and self.new_tokens == 1):
+            with filter_faults():
+                for filter in self.filters:
+                    done |= filter.feed(token)
         if self._banned_at:  # masks further on were for a text that is gone
             first = self.final_length() - 1
             self._banned_at = {k: v for k, v in self._banned_at.items() if first <= k <= position}

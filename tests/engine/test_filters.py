@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
+from exl3 import Cache, Config, Generator, Model, Tokenizer
 from exl3.errors import ConfigError
 from exl3.generator import Filter, FormatronFilter, LLGuidanceFilter
 from exl3.generator.sampler import DefaultSampler
 from tests.engine.test_generator import job, prompt, run, text, tokens
+from tests.engine.test_real_model import DIRECTORY
 
 
 class Spell(Filter):
@@ -143,3 +147,34 @@ def test_missing_packages_and_arguments(make) -> None:
         FormatronFilter(tokenizer)
     with pytest.raises(ValueError, match="formatron"):
         FormatronFilter(tokenizer, formatter_builder=object())
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        ({"regex": "[a-c]{3,9}z"}, "[a-c]{3,9}z"),
+        ({"lark_grammar": 'start: "x" /[0-9]+/ "y"'}, "x[0-9]+y"),
+        ({"gbnf_grammar": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"json_schema": {"enum": ["north", 5]}}, '"north"|5'),
+        ({"json_schema": '{"enum": ["north", 5]}'}, '"north"|5'),
+    ],
+)
+def test_grammars(grammar, pattern: str) -> None:
+    pytest.importorskip("llguidance", reason="needs the guided extra")
+    config = Config.from_directory(str(DIRECTORY))
+    model = Model.from_config(config)
+    cache = Cache(model, 1024)
+    model.load()
+    tokenizer = Tokenizer.from_config(config)
+    generator = Generator(model, cache, tokenizer)
+    constrained = LLGuidanceFilter(tokenizer, eos_after_completed=True, **grammar)
+    ids = tokenizer.encode("Hello")[0].tolist()
+    item = job(ids, filters=[constrained], max_new_tokens=200, sampler=DefaultSampler(), seed=2)
+    plain = job(ids, max_new_tokens=5)
+    events = run(generator, item, plain)
+    assert events[item][-1]["eos_reason"] == "end_filter"
+    assert re.fullmatch(pattern, text(events[item])), text(events[item])
+    assert events[plain][-1]["new_tokens"] == 5
+    for bad in ({"regex": "("}, {"lark_grammar": "start: nope"}, {"json_schema": "{"}):
+        with pytest.raises(ValueError, match="LLGuidanceFilter"):
+            LLGuidanceFilter(tokenizer, **bad)

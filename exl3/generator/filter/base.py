@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
+from ...errors import ConfigError, Exl3Error
+
+
+class FilterError(Exl3Error):
+    """A filter failed; the text is its own."""
+
+
+@contextmanager
+def filter_faults() -> Iterator[None]:
+    """Whatever goes wrong inside is a fault of a filter."""
+    try:
+        yield
+    except Exception as error:
+        raise FilterError(str(error) or type(error).__name__) from error
 
 
 class Filter(ABC):

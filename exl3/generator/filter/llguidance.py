@@ -88,11 +88,9 @@ class LLGuidanceFilter(Filter):
         self._check()
 
     def get_next_logit_mask(self) -> Tensor:
-        words = (self.vocab_size + 31) // 32
-        mask = torch.zeros(1, words, dtype=torch.int32)
-        _package().numpy.fill_next_token_bitmask(self._matcher, mask.numpy(), 0)
+        bits = self._matcher.compute_bitmask()
         self._check()
-        return mask
+        return torch.frombuffer(bytearray(bits), dtype=torch.int32).unsqueeze(0)
 
     def is_completed(self) -> bool:
         return bool(self._matcher.is_stopped())
