@@ -1,3 +1,4 @@
+#include "cpu/avx2/encode.h"
 #include "cpu/avx2/gemm_large.h"
 #include "cpu/avx2/hadamard.h"
 #include "cpu/avx2/linear.h"
@@ -8,6 +9,7 @@
 namespace exl3 {
 
 void fill_avx2(KernelTable& t) {
+  t.encode_step = avx2::encode_step;
   t.hadamard_rows = avx2::hadamard_rows;
   avx2::fill_linear(t);
   t.trellis_decode = avx2::trellis_decode;

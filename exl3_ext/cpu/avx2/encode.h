@@ -1,0 +1,6 @@
+#pragma once
+#include "cpu/encode_step.h"
+
+namespace exl3::avx2 {
+void encode_step(EncodeStep& s);
+}
