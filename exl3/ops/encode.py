@@ -37,6 +37,7 @@ def _(
 class SearchTable:
     """What the integer search of one codebook and bit rate needs; see `exl3/encode.h`."""
 
+    values: Tensor
     table: Tensor
     weight_limit: float
     weight_scale: float
@@ -50,7 +51,8 @@ def search_table(codebook: Codebook, bits: int) -> SearchTable:
     Up to 4 bits an edge is c^2 - 2wc as two products of int16, all multiples of 2^bits; above,
     c itself, to be subtracted and squared. The rounding costs less than 0.05 % of the error.
     """
-    values = codebook.values().double()
+    exact = codebook.values()
+    values = exact.double()
     most = float(values.abs().max())
     limit = 1.5 * most
     if bits <= TAGGED_BITS:
@@ -67,7 +69,7 @@ def search_table(codebook: Codebook, bits: int) -> SearchTable:
     if fan < LANES:  # lanes of a row repeat its LANES / fan predecessors
         rows = rows.view(fan, -1, LANES // fan, fan, 2).transpose(2, 3)
     rows = rows.reshape(fan, -1, LANES, 2).transpose(0, 1).contiguous()
-    return SearchTable(rows, limit, weight_scale, gain)
+    return SearchTable(exact, rows, limit, weight_scale, gain)
 
 
 def trellis_encode(tiles: Tensor, *, bits: int, codebook: Codebook) -> tuple[Tensor, Tensor]:
@@ -97,11 +99,10 @@ def trellis_encode(tiles: Tensor, *, bits: int, codebook: Codebook) -> tuple[Ten
             f"trellis_encode: tiles is {tiles.dtype} {tuple(tiles.shape)}, "
             f"expected torch.float32 (t, {TILE})"
         )
-    codebook = Codebook(codebook)
-    search = search_table(codebook, bits)
+    search = search_table(Codebook(codebook), bits)
     return ops().trellis_encode(
         tiles.contiguous(),
-        codebook.values(),
+        search.values,
         search.table,
         search.weight_limit,
         search.weight_scale,

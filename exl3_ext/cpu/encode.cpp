@@ -38,7 +38,8 @@ constexpr Patience kPatience[9] = {{0, 0},   {128, 64}, {96, 64}, {96, 64}, {64,
 
 int64_t slot_bytes(int bits) {
   const int64_t nodes = kStates >> bits;
-  const int64_t bytes = bits <= kEncodeTaggedBits ? nodes * (2 * 4 + kRing) : nodes * 4 * kRing;
+  const int64_t bytes =
+      bits <= kEncodeTaggedBits ? nodes * (2 * 4 + kRing * bits / 8) : nodes * 4 * kRing;
   return (bytes + 4095) / 4096 * 4096 + kStagger;
 }
 
@@ -50,7 +51,7 @@ class Walk {
     nodes_ = kStates >> p.bits;
     tagged_ = p.bits <= kEncodeTaggedBits;
     costs_ = reinterpret_cast<int32_t*>(memory);
-    choices_ = memory + (tagged_ ? 2 * 4 * int64_t{nodes_} : 0);
+    choices_ = reinterpret_cast<uint16_t*>(costs_ + (tagged_ ? 2 * nodes_ : 0));
   }
 
   void begin(int64_t tile) {
@@ -67,7 +68,7 @@ class Walk {
   void fill(EncodeStep::Tile& t) {
     t.before = row(step_);
     t.after = row(step_ + 1);
-    t.choice = choices_ + int64_t{step_ & (kRing - 1)} * nodes_;
+    t.choice = choices(step_);
     t.low = low_;
     const int16_t y = weight_[(origin_ + step_) & (kTileNumel - 1)];
     t.y[0] = tagged_ ? static_cast<int16_t>(p_->gain << p_->bits) : y;
@@ -102,6 +103,10 @@ class Walk {
  private:
   int32_t* row(int step) { return costs_ + int64_t{step & (tagged_ ? 1 : kRing - 1)} * nodes_; }
 
+  uint16_t* choices(int step) {
+    return choices_ + int64_t{step & (kRing - 1)} * (nodes_ / 16 * p_->bits);
+  }
+
   // Starts at position `origin` in `node`, or anywhere if it is -1.
   void start(int origin, int node) {
     origin_ = origin;
@@ -126,7 +131,8 @@ class Walk {
     if (tagged_) {
       const int period = 16 >> bits;
       const int lane = (node & (fan - 1)) * period + ((node & 15) >> bits);
-      h = choices_[int64_t{step & (kRing - 1)} * nodes_ + (node & ~15) + lane] & (fan - 1);
+      const uint16_t* choice = choices(step) + (node >> 4) * bits;
+      for (int i = 0; i < bits; ++i) h |= (choice[i] >> lane & 1) << i;
     } else {
       const int32_t* old = row(step) + (node >> bits);
       const int16_t* x = p_->table + (int64_t{node >> 4} * fan * 16 + (node & 15)) * 2;
@@ -197,8 +203,8 @@ class Walk {
   const EncodeParams* p_ = nullptr;
   int nodes_ = 0;
   bool tagged_ = false;
-  int32_t* costs_ = nullptr;    // two rows, or kRing rows
-  uint8_t* choices_ = nullptr;  // kRing rows
+  int32_t* costs_ = nullptr;     // two rows, or kRing rows
+  uint16_t* choices_ = nullptr;  // kRing rows
   int64_t tile_ = 0;
   int origin_ = 0, forced_ = -1, step_ = 0, goal_ = 0, traced_ = 0;
   int32_t low_ = 0;

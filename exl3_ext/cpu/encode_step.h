@@ -24,9 +24,9 @@ struct EncodeStep {
   struct Tile {
     const int32_t* before;  // [nodes]
     int32_t* after;         // [nodes] cost less min(low, kEncodeShift), at most kEncodeCap
-    uint8_t* choice;  // [nodes], lanes in table order; low `bits` bits are h. Tagged rates only
-    int32_t low;      // in: the least of `before`; out: the least of `after`
-    int16_t y[2];     // multipliers (tagged) or weight and 0
+    uint16_t* choice;       // [nodes/16, bits]: bit i of the h of each lane. Tagged rates only
+    int32_t low;            // in: the least of `before`; out: the least of `after`
+    int16_t y[2];           // multipliers (tagged) or weight and 0
   } tile[kEncodeBatch];
 };
 

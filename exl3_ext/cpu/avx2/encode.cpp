@@ -103,7 +103,9 @@ static void step(const int16_t* table, EncodeStep::Tile* tiles) {
       __m256i c0 = _mm256_sub_epi32(best[b][0], shift[b]);
       __m256i c1 = _mm256_sub_epi32(best[b][1], shift[b]);
       if constexpr (kTagged) {
-        _mm_storeu_si128((__m128i*)(t.choice + row * 16), low_bytes(best[b][0], best[b][1]));
+        const __m128i bytes = low_bytes(best[b][0], best[b][1]);
+        for (int i = 0; i < K; ++i)
+          t.choice[row * K + i] = (uint16_t)_mm_movemask_epi8(_mm_slli_epi16(bytes, 7 - i));
         const __m256i keep = _mm256_set1_epi32(-kFan);
         const __m256i tag = _mm256_set1_epi32(row >> (12 - 2 * K));
         c0 = _mm256_or_si256(_mm256_and_si256(c0, keep), tag);

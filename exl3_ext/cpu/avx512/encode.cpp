@@ -69,7 +69,8 @@ static void step(EncodeStep& s) {
       const EncodeStep::Tile& t = s.tile[b];
       __m512i cost = _mm512_sub_epi32(best[b], shift[b]);
       if constexpr (kTagged) {
-        _mm_storeu_si128((__m128i*)(t.choice + row * 16), _mm512_cvtepi32_epi8(best[b]));
+        for (int i = 0; i < K; ++i)
+          t.choice[row * K + i] = _mm512_test_epi32_mask(best[b], _mm512_set1_epi32(1 << i));
         const __m512i tag = _mm512_set1_epi32(row >> (12 - 2 * K));
         cost = _mm512_ternarylogic_epi32(cost, keep, tag, 0xEA);  // (cost & keep) | tag
       }

@@ -4,36 +4,55 @@
 namespace exl3::generic {
 namespace {
 
+constexpr int kLanes = kEncodeLanes;
+
+// best[i] = min(best[i], old[i mod P] + edge), one row of the table. Split loops: the compiler
+// makes widening products of them.
+template <int K>
+inline void relax(const int32_t* old, const int16_t* table, const int16_t* y, int32_t* best) {
+  constexpr int kPeriod = K < 4 ? 16 >> K : 1;
+  int16_t first[kLanes], second[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    first[i] = table[2 * i];
+    second[i] = table[2 * i + 1];
+  }
+  int32_t cost[kLanes];
+  if (K <= kEncodeTaggedBits) {
+    for (int i = 0; i < kLanes; ++i) cost[i] = int32_t{first[i]} * y[0] + int32_t{second[i]} * y[1];
+  } else {
+    for (int i = 0; i < kLanes; ++i) first[i] = static_cast<int16_t>(first[i] - y[0]);
+    for (int i = 0; i < kLanes; ++i) cost[i] = int32_t{first[i]} * first[i];
+  }
+  for (int i = 0; i < kLanes; ++i) {
+    cost[i] += old[i % kPeriod];
+    best[i] = cost[i] < best[i] ? cost[i] : best[i];
+  }
+}
+
 template <int K>
 void step(const int16_t* table, EncodeStep::Tile& t) {
   constexpr int kNodes = kStates >> K, kFan = 1 << K, kOld = kNodes >> K;
   constexpr bool kTagged = K <= kEncodeTaggedBits;
   constexpr int kPeriod = K < 4 ? 16 >> K : 1;  // predecessors of a row for one h
   const int32_t shift = t.low < kEncodeShift ? t.low : kEncodeShift;
-  const int16_t y0 = t.y[0], y1 = t.y[1];
   int32_t low = kEncodeCap;
-  for (int row = 0; row < kNodes / 16; ++row) {
-    int32_t best[16];
-    for (int i = 0; i < 16; ++i) best[i] = kEncodeCap + shift;
+  for (int row = 0; row < kNodes / kLanes; ++row) {
+    int32_t best[kLanes];
+    for (int i = 0; i < kLanes; ++i) best[i] = kEncodeCap + shift;
     const int first = K < 4 ? row * kPeriod : row >> (K < 4 ? 0 : K - 4);
     for (int h = 0; h < kFan; ++h) {
-      const int32_t* old = t.before + h * kOld + first;
-      for (int i = 0; i < 16; ++i) {
-        const int16_t x0 = table[2 * i], x1 = table[2 * i + 1];
-        const int16_t d = static_cast<int16_t>(x0 - y0);
-        const int32_t edge = kTagged ? int32_t{x0} * y0 + int32_t{x1} * y1 : int32_t{d} * d;
-        const int32_t cost = old[i % kPeriod] + edge;
-        best[i] = cost < best[i] ? cost : best[i];
-      }
-      table += 32;
+      relax<K>(t.before + h * kOld + first, table, t.y, best);
+      table += 2 * kLanes;
     }
-    for (int i = 0; i < 16; ++i) {
+    for (int bit = 0; kTagged && bit < K; ++bit) {
+      unsigned mask = 0;
+      for (int i = 0; i < kLanes; ++i) mask |= (best[i] >> bit & 1u) << i;
+      t.choice[row * K + bit] = static_cast<uint16_t>(mask);
+    }
+    for (int i = 0; i < kLanes; ++i) {
       int32_t cost = best[i] - shift;
-      if (kTagged) {
-        t.choice[row * 16 + i] = static_cast<uint8_t>(best[i]);
-        cost = (cost & -kFan) | (row >> (kTagged ? 12 - 2 * K : 0));
-      }
-      t.after[row * 16 + (i % kPeriod) * kFan % 16 + i / kPeriod] = cost;
+      if (kTagged) cost = (cost & -kFan) | (row >> (kTagged ? 12 - 2 * K : 0));
+      t.after[row * kLanes + (i % kPeriod) * kFan % kLanes + i / kPeriod] = cost;
       low = cost < low ? cost : low;
     }
   }
