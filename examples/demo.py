@@ -25,6 +25,8 @@ from exl3.loader.fetch import fetch_demo_model
 
 QUESTION = "What is the capital of France?"
 EXPECTED = "Paris"
+INTERRUPTED = 130  # exit status of a conversion that Ctrl-C ended
+COLUMNS = ("bits", "stored", "MB", "KL", "same token", "prefill tok/s", "decode tok/s")
 TEXT = Path(__file__).with_name("demo_text.txt")
 
 
@@ -73,20 +75,28 @@ class Target:
         """Convert, unless that is done; go on with an interrupted job.
 
         Raises:
-            RuntimeError: the conversion failed; it has printed why.
+            RuntimeError: the conversion failed, and has printed why, or was interrupted.
         """
         from exl3.conversion.convert_model import run
 
         if self.is_finished():
             return
-        places = ["-i", str(self.source), "-o", str(self.out), "-w", str(self.work)]
-        how = ["-b", f"{self.bits:g}", "-hb", str(self.head_bits)]
-        how += ["-cr", str(self.rows), "-cc", str(self.columns)]
-        started = (self.work / "args.json").is_file()
-        if started and run([*places, *how, "-r"]) == 0:
-            return
-        if run([*places, *how, *(["--restart"] if started else [])]):
-            raise RuntimeError(f"the conversion to {self.bits:g} bits failed")
+        arguments = ["-i", str(self.source), "-o", str(self.out), "-w", str(self.work)]
+        arguments += ["-b", f"{self.bits:g}", "-hb", str(self.head_bits)]
+        arguments += ["-cr", str(self.rows), "-cc", str(self.columns)]
+        started = self.work / "args.json"
+        if started.is_file():
+            arguments.append("-r" if self._is_same_job(started) else "--restart")
+        if status := run(arguments):
+            what = "was interrupted" if status == INTERRUPTED else "failed"
+            raise RuntimeError(
+                f"the conversion {what}; the same command goes on with it. To start anew, delete "
+                f"{self.work}"
+            )
+
+    def _is_same_job(self, started: Path) -> bool:
+        found = json.loads(started.read_text(encoding="utf-8"))
+        return all(found.get(name) == value for name, value in self.options().items())
 
 
 class Loaded:
@@ -163,11 +173,12 @@ def measure(target: Target, reference: list[torch.Tensor], tokens: int) -> tuple
     """A row of the table, and the answer to the question."""
     loaded = Loaded(target.out)
     try:
-        bpw, head_bpw, _ = loaded.model.get_storage_info()
+        bpw, _, _ = loaded.model.get_storage_info()
         ids = loaded.ids(tokens)
         quality = evaluation.kl_divergence(loaded.model, reference, ids)
         row = [
-            f"{bpw:.2f} + {head_bpw:.2f}",
+            f"{target.bits:g}",
+            f"{bpw:.2f}",
             f"{megabytes(target.out):.1f}",
             f"{quality.mean:.4f}",
             f"{100 * quality.same_top:.1f} %",
@@ -186,8 +197,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("demo"), help="folder for everything, default ./demo")
     add("--bits", type=float, nargs="+", default=[4.0], help="average bits per weight, default 4")
     add("--head-bits", type=int, default=6)
-    add("--rows", type=int, default=128, help="calibration rows")
-    add("--columns", type=int, default=1024, help="tokens per calibration row")
+    add("--rows", type=int, default=128, help="calibration rows, default 128")
+    add("--columns", type=int, default=512, help="tokens per row, default 512")
     add("--tokens", type=int, default=1024, help="tokens of the quality measurement")
     return parser
 
@@ -206,18 +217,23 @@ def show(args: argparse.Namespace, console: Console) -> bool:
     reference = evaluation.all_logits(original.model, ids)
     original.close()
     table = Table(title=f"{source.name} as EXL3, quality over {ids.shape[-1]} tokens")
-    for name in ("bits per weight + head", "MB", "KL divergence", "same choice"):
+    for name in COLUMNS:
         table.add_column(name, justify="right")
-    table.add_column("prefill tok/s", justify="right")
-    table.add_column("decode tok/s", justify="right")
     answers = []
     for target in targets:
         row, answer = measure(target, reference, args.tokens)
         table.add_row(*row)
         answers.append(answer)
-    console.print(f"source: {megabytes(source):.1f} MB in {source}", highlight=False)
-    console.print(f"output: {', '.join(str(t.out) for t in targets)}", highlight=False)
+    plain = {"highlight": False, "soft_wrap": True}
+    console.print(f"source: {megabytes(source):.1f} MB, {source}", **plain)
+    for target in targets:
+        console.print(f"output: {megabytes(target.out):.1f} MB, {target.out}", **plain)
     console.print(table)
+    console.print(
+        "stored: bits per weight with padding and scales, head left out; KL: divergence from the "
+        "original in nats; same token: how often both put the same token first",
+        style="dim",
+    )
     best = max(range(len(targets)), key=lambda i: targets[i].bits)
     console.print(f"[bold]> {QUESTION}[/bold]\n{answers[best]}", highlight=False)
     return EXPECTED in answers[best]

@@ -7,10 +7,12 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -56,17 +58,28 @@ def chat(example, *arguments: str, model: Path = MODEL, mode: str = "raw") -> in
     return example("chat").main([*base, *arguments])
 
 
-def test_generate(model: Path) -> None:
-    code = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
+def test_generate(example, capsys, model: Path) -> None:
+    example("generate").main(str(model), "Once")
+    said = capsys.readouterr().out
+    assert said.startswith("Once") and "per second" in said
+
+
+@pytest.mark.parametrize("script", ["generate.py", "chat.py", "demo.py"])
+def test_a_wrong_directory_is_one_clear_line(script: str, tmp_path: Path) -> None:
+    flags = {"generate.py": [], "chat.py": ["-m"], "demo.py": ["--model"]}[script]
+    code = "import runpy, sys; sys.path.insert(0, ''); sys.argv = sys.argv[1:]\n"
+    code += f"sys.path.insert(0, {str(EXAMPLES)!r})\n"
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(EXAMPLES / "generate.py"), str(model), "Once"],
+        [sys.executable, "-c", code, str(EXAMPLES / script), *flags, str(tmp_path / "none")],
         cwd=ROOT,
         capture_output=True,
         text=True,
         encoding="utf-8",
     )
-    assert done.returncode == 0, done.stderr
-    assert "Once" in done.stdout and "per second" in done.stdout
+    assert done.returncode == 1
+    said = (done.stdout + done.stderr).replace("\n", "")
+    assert "error: " in said and "none" in said and "Traceback" not in said
 
 
 def test_chat_one_prompt(example, capsys, tmp_path: Path) -> None:
@@ -185,6 +198,49 @@ def test_demo_knows_a_finished_conversion(example, tmp_path: Path) -> None:
     report["calibration"]["rows"] = 11
     file.write_text(json.dumps(report))
     assert not target.is_finished()
+
+
+def test_demo_goes_on_or_starts_anew(example, monkeypatch, tmp_path: Path) -> None:
+    demo = example("demo")
+    from exl3.conversion import convert_model
+
+    calls, status = [], [0]
+    monkeypatch.setattr(convert_model, "run", lambda argv: calls.append(argv) or status[0])
+    target = demo.Target(MODEL, tmp_path, 3.0, 6, 10, 20)
+    target.convert()
+    target.work.mkdir()
+    stored = target.work / "args.json"
+    stored.write_text(json.dumps(target.options()))
+    target.convert()
+    stored.write_text(json.dumps({**target.options(), "cal_rows": 5}))
+    target.convert()
+    assert [("-r" in c, "--restart" in c) for c in calls] == [
+        (False, False),
+        (True, False),
+        (False, True),
+    ]
+    for status[0], word in ((130, "interrupted"), (1, "failed")):
+        with pytest.raises(RuntimeError, match=word):
+            target.convert()
+
+
+@pytest.mark.slow
+def test_demo_converts(example, capsys, tmp_path: Path) -> None:
+    from tests.model.tiny_models import make_tiny
+
+    source = tmp_path / "llama"
+    make_tiny(source, "llama", torch.float16, vocab_size=512)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, source)
+    (source / "chat_template.jinja").write_text(TEMPLATE)
+    arguments = ["--model", str(source), "--out", str(tmp_path / "demo"), "--tokens", "100"]
+    arguments += ["--rows", "4", "--columns", "64", "--bits", "3", "5"]
+    assert example("demo").main(arguments) == 1  # a random model knows no capitals
+    first = capsys.readouterr().out
+    assert "does not say Paris" in first
+    start = time.perf_counter()
+    assert example("demo").main(arguments) == 1
+    assert time.perf_counter() - start < 30  # nothing is converted again
 
 
 def test_notebook(model: Path) -> None:
