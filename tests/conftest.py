@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from exl3.ops.registry import ops
 from exl3.settings import ISA_LEVELS
@@ -20,3 +21,12 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     ops().configure_cpu(threads, level)
     yield request.param
     ops().configure_cpu(threads, len(ISA_LEVELS) - 1)
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """For references made of many small torch calls: torch's threads only slow them down."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -6,6 +6,8 @@ import torch
 from exl3.errors import ConfigError
 from exl3.ops.activation import ACTIVATIONS, gated_activation, gated_activation_reference
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 @pytest.mark.parametrize(("m", "n"), [(0, 16), (1, 1536), (3, 17), (16, 1), (17, 1003)])

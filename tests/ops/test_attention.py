@@ -13,6 +13,9 @@ from exl3.ops.graph import record
 PAGE = 256
 
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+
 def case(
     lengths: list[tuple[int, int]], heads: tuple[int, int, int, int], *, seed: int = 0
 ) -> tuple[list[torch.Tensor], dict[str, Any]]:
@@ -51,42 +54,40 @@ def check(args: list[torch.Tensor], options: dict[str, Any], tolerance: float = 
 
 
 DIMS = [(2, 1, d, d) for d in (64, 80, 96, 128, 192, 256, 512)]
-DIMS += [(9, 3, 64, 64), (4, 4, 64, 64), (8, 1, 128, 128), (71, 1, 64, 64), (2, 1, 192, 128)]
+DIMS += [(9, 3, 64, 64), (4, 4, 64, 64), (8, 1, 128, 128), (71, 1, 16, 16), (2, 1, 192, 128)]
 DIMS += [(3, 1, 20, 36), (2, 2, 72, 40)]
 
 
 @pytest.mark.parametrize("heads", DIMS)
 def test_head_dims_in_decode_and_prefill(isa: str, heads: tuple[int, int, int, int]) -> None:
-    check(*case([(300, 1), (70, 70), (515, 3), (40, 9)], heads))
+    check(*case([(300, 1), (70, 70), (270, 3), (40, 9)], heads))
 
 
-@pytest.mark.parametrize("queries", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 255, 256, 257, 1025])
+@pytest.mark.parametrize("queries", [1, 3, 4])
+@pytest.mark.parametrize("length", [1, 16, 17, 255, 256, 257, 1025])
 def test_decode_lengths(isa: str, length: int, queries: int) -> None:
     if queries <= length:
         check(*case([(length, queries)], (4, 2, 64, 64)))
 
 
-@pytest.mark.parametrize("queries", [21, 22, 64, 100, 257])
-@pytest.mark.parametrize("before", [0, 1, 63, 256, 300])
+@pytest.mark.parametrize("queries", [3, 22, 64, 257])
+@pytest.mark.parametrize("before", [0, 1, 63, 300])
 def test_prefill_lengths(isa: str, queries: int, before: int) -> None:
     check(*case([(queries + before, queries)], (3, 1, 64, 64)))
 
 
-@pytest.mark.parametrize("length", [8191, 9000])
-@pytest.mark.parametrize("queries", [1, 3, 40])
+@pytest.mark.parametrize(("length", "queries"), [(8191, 1), (9000, 3), (9000, 40)])
 def test_long_context_is_split(isa: str, length: int, queries: int) -> None:
     check(*case([(length, queries)], (2, 1, 64, 64)))
 
 
-@pytest.mark.parametrize("window", [1, 2, 15, 16, 100, 256, 300])
-@pytest.mark.parametrize("queries", [1, 3, 150])
+@pytest.mark.parametrize("window", [1, 16, 100, 256])
+@pytest.mark.parametrize("queries", [1, 3, 90])
 def test_window_edges(isa: str, window: int, queries: int) -> None:
-    for length in (window - 1, window, window + 1, window + 400):
-        if length >= queries:
-            args, options = case([(length, queries)], (3, 1, 64, 64))
-            check(args, options | {"window": window})
-            check(args, options | {"window": window, "causal": False})
+    lengths = (window - 1, window, window + 1, window + 300)
+    args, options = case([(n, queries) for n in lengths if n >= queries], (3, 1, 64, 64))
+    check(args, options | {"window": window})
+    check(args, options | {"window": window, "causal": False})
 
 
 def test_keys_before_the_window_are_not_read(isa: str) -> None:

@@ -5,6 +5,8 @@ import torch
 
 from exl3.ops.norm import rms_norm, rms_norm_reference
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 SHAPES = [(0, 576), (1, 1), (1, 576), (3, 15), (2, 16), (5, 17), (16, 4096), (2, 3, 1152)]
 
 

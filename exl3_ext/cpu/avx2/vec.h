@@ -26,13 +26,10 @@ static inline vec vmin(vec a, vec b) { return _mm256_min_ps(a, b); }
 static inline vec vround(vec a) { return _mm256_round_ps(a, 8); }
 static inline vec vabs(vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 
-// a * 2^n, n whole and |n| < 250: in two steps, so that results below the normal range come out.
+// a * 2^n, n whole, -125 to 128.
 static inline vec vscale(vec a, vec n) {
-  const __m256i bias = _mm256_set1_epi32(127), i = _mm256_cvtps_epi32(n);
-  const __m256i half = _mm256_srai_epi32(i, 1), rest = _mm256_sub_epi32(i, half);
-  const __m256i p = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
-  const __m256i q = _mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23);
-  return a * _mm256_castsi256_ps(p) * _mm256_castsi256_ps(q);
+  const __m256i i = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(126));
+  return (a + a) * _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
 }
 
 static inline vmask vless(vec a, vec b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
