@@ -23,7 +23,7 @@ constexpr int kTileBytes = 1024;
 constexpr int kTileInputs = 32;
 constexpr int kChunk = 1536 / kTileInputs;  // most tiles of inputs decoded at once
 constexpr int kPanel = 320 / kTileInputs;   // tiles of inputs whose A and B tiles share the L1
-constexpr int kGroupStrips = 8;             // most strips decoded at once
+constexpr int kGroupStrips = 12;            // most strips decoded at once
 constexpr int kStripBytes = kChunk * kTileBytes;
 
 struct TileConfig {
@@ -167,7 +167,7 @@ static void copy_tile(float* to, int64_t to_stride, const float* from, int64_t f
 
 // 32 rows from tile row `i`, or 16 if it is the last one, times a group.
 static void multiply_rows(const GemmLargeParams& p, const Group& g, int64_t i) {
-  const int64_t row_bytes = p.k / kTileInputs * kTileBytes;
+  const int64_t row_bytes = p.k * kGemmLargeRowBytes * kTileDim;
   const int64_t stride = p.y_stride * static_cast<int64_t>(sizeof(float));
   const int64_t rows = p.m - i * kTileDim;  // from the first of the two tiles
   const int tiles_down = rows > kTileDim ? 2 : 1;
@@ -220,8 +220,8 @@ void gemm_large_inputs(const GemmLargeParams& p, int64_t begin, int64_t end) {
                                                       14, 9,  11, 13, 15, 16, 18, 20, 22, 17, 19,
                                                       21, 23, 24, 26, 28, 30, 25, 27, 29, 31};
   const __m512i index = _mm512_load_si512(kOrder);
-  uint8_t* out = static_cast<uint8_t*>(p.workspace) + begin * kTileDim * p.k * 2;
   for (int64_t group = begin; group < end; ++group) {
+    uint8_t* out = static_cast<uint8_t*>(p.workspace) + group * kTileDim * p.k * kGemmLargeRowBytes;
     for (int64_t at = 0; at < p.k; at += kTileInputs) {
       for (int64_t r = 0; r < kTileDim; ++r, out += 64) {
         const int64_t row = group * kTileDim + r;

@@ -18,7 +18,9 @@ struct GemmLargeParams {
   Codebook codebook;
 };
 
-int64_t gemm_large_workspace(int64_t m, int64_t k);  // the same for every instruction level
+// Bytes of workspace for each row and input, the same for every instruction level.
+constexpr int kGemmLargeRowBytes = 4;
+int64_t gemm_large_workspace(int64_t m, int64_t k);
 Status gemm_large_cpu(const GemmLargeParams& p);
 
 }  // namespace exl3
