@@ -123,8 +123,11 @@ class DecodeGraphs:
         n = input_ids.shape[0]
         table, past = page_table(params, n)
         lengths, pages = past.numpy(), table.numpy()
-        if lengths.min() < 0 or lengths.max() // PAGE_SIZE >= pages.shape[1]:
+        longest, limit = lengths.max(), self.model.config.max_position_embeddings
+        if lengths.min() < 0 or longest // PAGE_SIZE >= pages.shape[1]:
             return None  # the slower path says what is wrong
+        if longest >= limit and not self.model.warned_length:
+            return None  # and warns of this, once
         step = self._step_for(cache, bucket_size(n), pages.shape[1])
         step.fill(input_ids.numpy()[:, 0], pages, lengths)
         result = self._run(step, cache)

@@ -44,7 +44,7 @@ class Model:
         self.last_kv_module_idx = len(self.modules) - 3
         self._graphs = DecodeGraphs(self)
         self._load_seconds = 0.0
-        self._warned_length = False
+        self.warned_length = False
 
     @staticmethod
     def from_config(
@@ -148,7 +148,7 @@ class Model:
 
     # Running
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, input_ids: Tensor, params: Params | None = None) -> Tensor:
         """Logits float32 (bsz, q_len or fewer, V_pad); columns past the vocabulary are -inf.
 
@@ -168,7 +168,7 @@ class Model:
         y = self.head.logits(x, batch, self.final_norm)
         return y.view(batch.bsz, -1, y.shape[-1])
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prefill(self, input_ids: Tensor, params: Params | None = None) -> None:
         """Store keys and values of these tokens; no logits."""
         params = {} if params is None else params
@@ -185,21 +185,22 @@ class Model:
     def _check_ready(self, input_ids: Tensor) -> Tensor:
         if not self.loaded:
             raise ConfigError("the model is not loaded: call load() first")
-        ids = check_ids(input_ids, self.config.vocab_size)
-        if ids.shape[1] > self.config.max_position_embeddings and not self._warned_length:
-            self._warned_length = True
-            logger.warning(
-                "%d tokens in one pass, the model was made for %d",
-                ids.shape[1],
-                self.config.max_position_embeddings,
-            )
-        return ids
+        return check_ids(input_ids, self.config.vocab_size)
+
+    def _note_length(self, tokens: int) -> None:
+        """Warn once of a sequence that is longer than the model was made for."""
+        limit = self.config.max_position_embeddings
+        if tokens > limit and not self.warned_length:
+            self.warned_length = True
+            logger.warning("a sequence of %d tokens, the model was made for %d", tokens, limit)
 
     def _batch(self, input_ids: Tensor, params: Params, mode: str) -> Batch:
         ids = self._check_ready(input_ids)
         if mode == "flash_attn":
             check_cache(self, params["cache"])
-        return make_batch(ids, params, mode)
+        batch = make_batch(ids, params, mode)
+        self._note_length(batch.q_len if batch.seq_lens is None else int(batch.seq_lens.max()))
+        return batch
 
     def _embed(self, batch: Batch) -> Tensor:
         assert batch.input_ids is not None

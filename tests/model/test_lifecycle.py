@@ -166,12 +166,18 @@ def test_directories(tmp_path: Path) -> None:
         Config.from_directory(TINY, load_method="fast")
 
 
-def test_long_input_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("cached", [False, True])
+def test_long_sequence_warns_once(cached: bool, caplog: pytest.LogCaptureFixture) -> None:
     model = new_model()
     model.load()
     model.config.max_position_embeddings = 8
+    cache, ids = Cache(model, 256), random_ids(1, 9, 512)
+    params = {"attn_mode": "flash_attn", "cache": cache, "batch_shape": (1, 256)}
+    for i in range(9) if cached else range(0):
+        assert not caplog.text
+        model.forward(ids[:, i : i + 1], {**params, "past_len": i})
     for _ in range(2):
-        model.forward(random_ids(1, 9, 512))
+        model.forward(ids) if not cached else model.forward(ids, params)
     assert caplog.text.count("made for 8") == 1
 
 
