@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, UnsupportedError
 from ..modules import Attention, Batch, Block, Embedding, Head, LoadOptions, Module, RMSNorm
+from ..util.memory import trim_heap
 from .build import DecoderBuilder
 from .config import Config
 from .decode import DecodeGraphs
@@ -121,6 +122,8 @@ class Model:
             module.unload()
         for cache in self.caches():
             cache.free()
+        if self.loaded:
+            trim_heap()
         self.output_device, self.active_devices = None, []
 
     @property

@@ -20,6 +20,11 @@ _HARMLESS = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "at
 class _OnlyOurOps(TorchDispatchMode):
     """Refuses every op whose work a replay would leave out."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch imports its compiler at the first recording: seconds and 70 MB."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().split(".")[0]
         if not (func.namespace == "exl3" or name in _HARMLESS or func.is_view):

@@ -1,5 +1,8 @@
 """Recording and replay of op launches."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -22,3 +25,12 @@ def test_foreign_op_is_refused_and_recording_ends() -> None:
     with pytest.raises(UnsupportedError, match="aten::add"):
         record(lambda: hadamard_128(x) + 1)
     assert len(record(lambda: hadamard_128(x))) == 1
+
+
+def test_recording_does_not_import_the_compiler() -> None:
+    code = (
+        "import sys, torch; from exl3.ops.graph import record; "
+        "from exl3.ops.hadamard import hadamard_128; x = torch.ones(1, 128); "
+        "record(lambda: hadamard_128(x)); assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
