@@ -9,6 +9,8 @@ namespace {
 
 constexpr int kBlockTiles = 16;
 constexpr int kRows = 3;
+constexpr int kGroupStrips = 8;
+constexpr int kGroupRows = 96;
 constexpr int kHalfNumel = kTileNumel / 2;
 constexpr int kHalfColumns = kTileDim / 2;
 
@@ -97,6 +99,23 @@ constexpr Multiply kMultiply[kRows] = {multiply_rows<1>, multiply_rows<2>, multi
 constexpr Columns<Codebook::k3inst> kPairColumns = make_columns<Codebook::k3inst>();
 constexpr Columns<Codebook::kMul1> kMul1Columns = make_columns<Codebook::kMul1>();
 
+// Rows [begin, end) times one block of a strip.
+static void multiply_block(const GemmLargeParams& p, const float* w, int64_t strip, int64_t first,
+                           int64_t begin, int64_t end) {
+  const __m256i from = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(
+      p.codebook == Codebook::kMul1 ? kMul1Columns.from : kPairColumns.from));
+  const int64_t tiles = p.k / kTileDim - first < kBlockTiles ? p.k / kTileDim - first : kBlockTiles;
+  const float* x = static_cast<const float*>(p.workspace) + first * kTileDim;
+  for (int half = 0; half < 2; ++half, w += kBlockTiles * kHalfNumel) {
+    float* y = p.y + strip * kTileDim + half * kHalfColumns;
+    for (int64_t row = begin; row < end; row += kRows) {
+      const int64_t rows = end - row < kRows ? end - row : kRows;
+      kMultiply[rows - 1](x + row * p.k, p.k, w, tiles, y + row * p.y_stride, p.y_stride, from,
+                          first > 0);
+    }
+  }
+}
+
 }  // namespace
 
 // Rows of x, float32, reordered within 16 inputs: even then odd ones of each 8.
@@ -113,24 +132,19 @@ void gemm_large_inputs(const GemmLargeParams& p, int64_t begin, int64_t end) {
 }
 
 void gemm_large_strips(const GemmLargeParams& p, int64_t begin, int64_t end) {
-  alignas(64) float w[kBlockTiles * kTileNumel];
+  alignas(64) float w[kGroupStrips][kBlockTiles * kTileNumel];
   const Decode decode = kDecode[static_cast<int>(p.codebook)][p.bits - 1];
-  const __m256i from = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(
-      p.codebook == Codebook::kMul1 ? kMul1Columns.from : kPairColumns.from));
-  const float* x = static_cast<const float*>(p.workspace);
   const int64_t tiles = p.k / kTileDim;
-  for (int64_t strip = begin; strip < end; ++strip) {
+  for (int64_t group = begin; group < end; group += kGroupStrips) {
+    const int64_t strips = end - group < kGroupStrips ? end - group : kGroupStrips;
     for (int64_t first = 0; first < tiles; first += kBlockTiles) {
       const int64_t count = tiles - first < kBlockTiles ? tiles - first : kBlockTiles;
-      decode(p.planes + (strip * tiles + first) * 16 * p.bits, count, w);
-      for (int half = 0; half < 2; ++half) {
-        const float* columns = w + half * kBlockTiles * kHalfNumel;
-        float* y = p.y + strip * kTileDim + half * kHalfColumns;
-        for (int64_t row = 0; row < p.m; row += kRows) {
-          const int64_t rows = p.m - row < kRows ? p.m - row : kRows;
-          kMultiply[rows - 1](x + row * p.k + first * kTileDim, p.k, columns, count,
-                              y + row * p.y_stride, p.y_stride, from, first > 0);
-        }
+      for (int64_t s = 0; s < strips; ++s) {
+        decode(p.planes + ((group + s) * tiles + first) * 16 * p.bits, count, w[s]);
+      }
+      for (int64_t row = 0; row < p.m; row += kGroupRows) {
+        const int64_t last = p.m - row < kGroupRows ? p.m : row + kGroupRows;
+        for (int64_t s = 0; s < strips; ++s) multiply_block(p, w[s], group + s, first, row, last);
       }
     }
   }

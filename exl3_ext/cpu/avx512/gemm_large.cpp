@@ -6,7 +6,8 @@
 // (one broadcast load), and sums of 4 columns x 4 inputs are added up once, at the end of a block.
 //   x within 16 inputs: 0 2 4 6 | 1 3 5 7 | 8 10 12 14 | 9 11 13 15      (bars: registers e)
 // A block is 256 inputs of one strip: 16 KiB, in the first-level cache. 6 rows x 4 registers of
-// sums: 10 loads for 24 multiply-adds, so the multiply-adds are the bound.
+// sums: 10 loads for 24 multiply-adds, so the multiply-adds are the bound. Blocks of 8 strips are
+// decoded together and take turns on 96 rows of x, which stay in the second-level cache.
 #include "cpu/avx512/gemm_large.h"
 
 #include "cpu/avx512/decode_inl.h"
@@ -16,6 +17,8 @@ namespace {
 
 constexpr int kBlockTiles = 16;
 constexpr int kRows = 6;
+constexpr int kGroupStrips = 8;
+constexpr int kGroupRows = 96;
 
 // Column of lanes 4i..4i+3 of the four registers -> their place in the sums that `column_sums`
 // leaves: sum of register r, lanes 4i.., is element 4i + r.
@@ -103,6 +106,20 @@ constexpr Multiply kMultiply[kRows] = {multiply_rows<1>, multiply_rows<2>, multi
 constexpr Columns<Codebook::k3inst> kHalfColumns = make_columns<Codebook::k3inst>();
 constexpr Columns<Codebook::kMul1> kMul1Columns = make_columns<Codebook::kMul1>();
 
+// Rows [begin, end) times one block of a strip.
+static void multiply_block(const GemmLargeParams& p, const float* w, int64_t strip, int64_t first,
+                           int64_t begin, int64_t end) {
+  const __m512i from =
+      _mm512_loadu_si512(p.codebook == Codebook::kMul1 ? kMul1Columns.from : kHalfColumns.from);
+  const int64_t tiles = p.k / kTileDim - first < kBlockTiles ? p.k / kTileDim - first : kBlockTiles;
+  const float* x = static_cast<const float*>(p.workspace) + first * kTileDim;
+  for (int64_t row = begin; row < end; row += kRows) {
+    const int64_t rows = end - row < kRows ? end - row : kRows;
+    kMultiply[rows - 1](x + row * p.k, p.k, w, tiles, p.y + row * p.y_stride + strip * kTileDim,
+                        p.y_stride, from, first > 0);
+  }
+}
+
 }  // namespace
 
 // Rows of x, float32, reordered within 16 inputs.
@@ -119,20 +136,19 @@ void gemm_large_inputs(const GemmLargeParams& p, int64_t begin, int64_t end) {
 }
 
 void gemm_large_strips(const GemmLargeParams& p, int64_t begin, int64_t end) {
-  alignas(64) float w[kBlockTiles * kTileNumel];
+  alignas(64) float w[kGroupStrips][kBlockTiles * kTileNumel];
   const Decode decode = kDecode[static_cast<int>(p.codebook)][p.bits - 1];
-  const __m512i from =
-      _mm512_loadu_si512(p.codebook == Codebook::kMul1 ? kMul1Columns.from : kHalfColumns.from);
-  const float* x = static_cast<const float*>(p.workspace);
   const int64_t tiles = p.k / kTileDim;
-  for (int64_t strip = begin; strip < end; ++strip) {
+  for (int64_t group = begin; group < end; group += kGroupStrips) {
+    const int64_t strips = end - group < kGroupStrips ? end - group : kGroupStrips;
     for (int64_t first = 0; first < tiles; first += kBlockTiles) {
       const int64_t count = tiles - first < kBlockTiles ? tiles - first : kBlockTiles;
-      decode(p.planes + (strip * tiles + first) * 16 * p.bits, count, w);
-      for (int64_t row = 0; row < p.m; row += kRows) {
-        const int64_t rows = p.m - row < kRows ? p.m - row : kRows;
-        kMultiply[rows - 1](x + row * p.k + first * kTileDim, p.k, w, count,
-                            p.y + row * p.y_stride + strip * kTileDim, p.y_stride, from, first > 0);
+      for (int64_t s = 0; s < strips; ++s) {
+        decode(p.planes + ((group + s) * tiles + first) * 16 * p.bits, count, w[s]);
+      }
+      for (int64_t row = 0; row < p.m; row += kGroupRows) {
+        const int64_t last = p.m - row < kGroupRows ? p.m : row + kGroupRows;
+        for (int64_t s = 0; s < strips; ++s) multiply_block(p, w[s], group + s, first, row, last);
       }
     }
   }
