@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from ..constants import PAGE_SIZE
 from ..errors import ConfigError
 from ..sampling import NothingToSampleError
@@ -18,6 +15,7 @@ from .filter.base import FilterError
 from .job import Job, JobState
 from .options import note_unknown
 from .pages import PageTable
+from .reports import Rows
 from .scheduler import Scheduler
 from .setup import PromptCheck, check_drafting, check_model, checkpoint_interval, take_over
 from .simple import Prompts, run_prompts
@@ -181,14 +179,12 @@ class Generator:
             return
         for job in jobs:
             job.timing.to("generate")
-        logits = self._runner.decode(jobs)
-        greedy = None
-        if all(job.is_plain_greedy() for job in jobs):
-            greedy = _argmax(logits[:, : self.num_columns])
+        logits = Rows(self._runner.decode(jobs), self.num_columns)
+        greedy = logits.best() if all(job.is_plain_greedy() for job in jobs) else None
         for row, job in enumerate(jobs):
             try:
-                drawn = job.choose(logits[row : row + 1]) if greedy is None else greedy[row]
-                event = job.accept(drawn, logits[row : row + 1])
+                drawn = job.choose(logits, row) if greedy is None else greedy[row]
+                event = job.accept(drawn, logits, row)
             except Exception as error:  # a fault of one job must not end the others
                 event = _failed(job, error)
             if job.is_finished:
@@ -256,14 +252,6 @@ class Generator:
         if last is None:
             return None
         return prompts.results(last, completion_only, return_last_results)
-
-
-def _argmax(logits: Tensor) -> list[int] | None:
-    """The best column of each row; None if a row holds NaN."""
-    rows = logits.float().cpu().numpy()
-    best = [int(row.argmax()) for row in rows]
-    values = [rows[row, column] for row, column in enumerate(best)]
-    return best if np.isfinite(values).all() else None
 
 
 def _failed(job: Job, error: Exception) -> Event:

@@ -18,7 +18,7 @@ from .filter.base import filter_faults
 from .masks import combine
 from .options import JobOptions, note_unknown, prompt_ids
 from .pages import PageTable
-from .reports import report
+from .reports import Rows, report
 from .sequence import Sequence
 from .stops import LoopDetector, Matcher, fold, split_conditions
 from .stream import Outcome, StreamRules, TextStream, Token
@@ -291,19 +291,21 @@ class Job:
             and self.new_tokens >= self.options.min_new_tokens
         )
 
-    def choose(self, logits: Tensor) -> int:
-        """Draw from a row of logits (1, V_pad)."""
+    def choose(self, logits: Rows, row: int) -> int:
+        """Draw from a row of logits."""
         if self._forced:
             return self._forced.pop(0)
         mask = self.mask()
+        key = self._random.getrandbits(32)
+        if isinstance(self.sampler, CustomSampler):
+            past_ids = self.sequence.input_ids.numpy()
+            return self.sampler.draw(logits.known[row], key=key, past_ids=past_ids, mask=mask)
         past = self.sequence.input_ids.torch() if self.sampler.reqs_past_ids else None
-        drawn = self.sampler.forward(
-            logits.unsqueeze(0), past, self._random.getrandbits(32), self.generator.tokenizer, mask
-        )
-        return int(drawn)
+        tensor = logits.raw[row].view(1, 1, -1)
+        return int(self.sampler.forward(tensor, past, key, self.generator.tokenizer, mask))
 
-    def accept(self, token: int, logits: Tensor) -> Event:
-        """Take a drawn token, drawn from `logits` (1, V_pad), and say what comes of it."""
+    def accept(self, token: int, logits: Rows, row: int) -> Event:
+        """Take a token, drawn from a row of logits, and say what comes of it."""
         position = len(self.sequence)
         self.sequence.input_ids.append(token)
         self.new_tokens += 1
@@ -318,7 +320,7 @@ class Job:
         full = position + 1 > self.generator.max_total_tokens
         limit = self.new_tokens == self.options.max_new_tokens
         assert self.stream is not None
-        told = report(token, logits, self.options, self._width)
+        told = report(token, logits, row, self.options)
         outcome = self.stream.push(told, limit=limit or full, filter_done=done)
         if outcome.suppressed is not None:
             self._take_back(outcome.suppressed)

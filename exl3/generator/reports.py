@@ -1,4 +1,4 @@
-"""Probabilities that are told about a token."""
+"""The logits of a step, and the probabilities that are told about a token."""
 
 from __future__ import annotations
 
@@ -10,22 +10,37 @@ from .options import JobOptions
 from .stream import Token
 
 
-def report(token: int, logits: Tensor, options: JobOptions, width: int) -> Token:
-    """A token with what the job wants to know about it.
+class Rows:
+    """Logits of one step.
 
-    Args:
-        logits: (1, V_pad), raw: before masks, penalties and sampler.
-        width: columns that are tokens.
+    `raw` (jobs, V_pad) as the model gave them; `known` float32 (jobs, V), a view on the host of
+    the columns that are tokens. Both are valid until the next step.
     """
+
+    __slots__ = ("known", "raw")
+
+    def __init__(self, raw: Tensor, columns: int) -> None:
+        self.raw = raw
+        self.known = raw[:, :columns].to("cpu", torch.float32).numpy()
+
+    def best(self) -> list[int] | None:
+        """The best column of each row; None if one has no best."""
+        best = [int(row.argmax()) for row in self.known]
+        values = [self.known[row, column] for row, column in enumerate(best)]
+        return best if np.isfinite(values).all() else None
+
+
+def report(token: int, logits: Rows, row: int, options: JobOptions) -> Token:
+    """A token with what the job wants to know about it: raw, before masks and sampler."""
     out = Token(token)
     if not (options.return_probs or options.return_top_tokens or options.return_logits):
         return out
-    row = logits[0].to("cpu", torch.float32)
+    known = logits.known[row]
+    width = known.size
     if options.return_logits:
-        out.logits = row.clone().view(1, 1, -1)
+        out.logits = logits.raw[row].to("cpu", torch.float32).clone().view(1, 1, -1)
         out.logits[..., width:] = -torch.inf
     if options.return_probs or options.return_top_tokens:
-        known = row.numpy()[:width]
         weights = np.exp(known - known.max())
         total = float(weights.sum(dtype=np.float64))
         if options.return_probs:

@@ -91,14 +91,21 @@ class CustomSampler(Sampler):
             past = sequence_ids.reshape(-1).numpy()
         ids, state = [], None
         for index in range(flat.shape[0]):
-            row = Row(flat[index, :width], width, key + index, past)
-            if allowed is not None:
-                row.logits, row.shared = _masked(row.logits, allowed), False
+            row = _row(flat[index, :width], key + index, past, allowed)
             state = self._run(row, flat[index], return_state)
             ids.append(row.sample)
         if return_state:
             return state
         return torch.tensor(ids, dtype=torch.long).reshape(logits.shape[:-1])
+
+    def draw(
+        self, logits: FloatRow, *, key: int, past_ids: IdRow | None, mask: Tensor | None
+    ) -> int:
+        """`forward` for one row (V,) of the vocabulary's width, without tensors around it."""
+        allowed = None if mask is None else _mask_row(mask, logits.size)
+        row = _row(logits, key, past_ids if self.reqs_past_ids else None, allowed)
+        self._run(row, logits, False)
+        return row.sample
 
     def _run(self, row: Row, in_logits: FloatRow, return_state: bool) -> SamplingState | None:
         for step in self.steps:
@@ -113,6 +120,12 @@ class CustomSampler(Sampler):
         state = _to_state(row, in_logits, SS.PROBS_N_S if row.ids is not None else SS.LOGITS)
         state.sample, state.state = torch.tensor([row.sample]), SS.DONE
         return state
+
+
+def _row(logits: FloatRow, key: int, past_ids: IdRow | None, mask: Any) -> Row:
+    if mask is None:
+        return Row(logits, logits.size, key, past_ids)
+    return Row(_masked(logits, mask), logits.size, key, past_ids, shared=False)
 
 
 def _mask_row(mask: Tensor, width: int) -> FloatRow | IdRow:
