@@ -1,6 +1,6 @@
 // One pool of threads for all CPU kernels. Fork-join: the caller takes part, tasks are handed out
-// by a counter, workers spin for a short while after a job (a decode step is hundreds of small
-// jobs) and then sleep.
+// one by one, workers spin for a short while after a job (a decode step is hundreds of small jobs)
+// and then sleep.
 #pragma once
 #include <cstdint>
 
@@ -12,8 +12,9 @@ int num_threads();            // threads that take part, the caller included
 void set_num_threads(int n);  // 0: one per core in this process's affinity mask
 
 // Runs fn(context, task, thread) for task in [0, tasks); thread in [0, num_threads()). Returns when
-// all are done. A nested call, and a call with one task, runs in the caller. Calls from several
-// threads take turns. `fn` must not throw.
+// all are done. Tasks are claimed in increasing order, so one may wait for an earlier one. A nested
+// call, a call with one task, and a call while another thread's runs, are run by the caller alone.
+// `fn` must not throw.
 void parallel_run(int64_t tasks, TaskFn fn, void* context);
 
 // parallel_for(n, grain, f): f(begin, end, thread) over [0, n) in pieces of at least `grain`.
