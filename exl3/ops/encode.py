@@ -112,7 +112,8 @@ def trellis_encode(tiles: Tensor, *, bits: int, codebook: Codebook) -> tuple[Ten
 
 
 def trellis_encode_reference(tiles: Tensor, *, bits: int, codebook: Codebook) -> Tensor:
-    """States int32 (t, 256) by two full passes in float64; slow (a second a tile)."""
+    """States int32 (t, 256) by two full laps in float64: a free one that starts half-way round
+    fixes the node at position 0, a second starts and ends there. Slow (seconds a tile)."""
     values = Codebook(codebook).values().double()
     return torch.stack([_encode_tile(tile.double(), values, bits) for tile in tiles])
 
@@ -130,14 +131,15 @@ def _viterbi(tile: Tensor, values: Tensor, bits: int, node: int | None) -> Tenso
     if node is not None:
         cost.fill_(torch.inf)
         cost[node] = 0
-    choices = []
+    costs = [cost]
     for weight in tile:
-        edges = cost.repeat_interleave(fan) + (values - weight) ** 2
-        cost, choice = edges.view(fan, nodes).min(0)
-        choices.append(choice)
-    node = int(cost.argmin()) if node is None else node
+        edges = costs[-1][:, None] + (values.view(nodes, fan) - weight) ** 2
+        costs.append(edges.view(fan, nodes).amin(0))
+    node = int(costs[-1].argmin()) if node is None else node
     states = torch.empty(TILE, dtype=torch.int32)
     for position in range(TILE - 1, -1, -1):
-        states[position] = int(choices[position][node]) * nodes + node
+        candidates = torch.arange(fan) * nodes + node
+        edges = costs[position][candidates >> bits] + (values[candidates] - tile[position]) ** 2
+        states[position] = int(candidates[edges.argmin()])
         node = int(states[position]) >> bits
     return states

@@ -8,6 +8,9 @@
 // period R and load as one broadcast: node q * 2^bits + j of a row is lane j * R + q.
 // Up to kEncodeTaggedBits edges are multiples of 2^bits and the low bits of a cost hold the h of
 // its own node, so that the minimum says which predecessor won.
+//
+// Range: edges lie between -0.95e9 and 1.3e9 (2^30 for squares); a cost is at most kEncodeCap and
+// the least cost of a row is never below the least edge. So base + edge fits 32 bits.
 #pragma once
 #include "exl3/encode.h"
 
