@@ -376,3 +376,46 @@ def test_no_growth_over_many_requests(make) -> None:
     assert generator.pagetable.num_free == 4
     assert len(generator.pagetable.by_key) <= 4
     assert sum(len(g) for g in generator.pagetable.after.values()) <= 4
+
+
+def test_a_long_prompt_is_warned_about_once(make, caplog) -> None:
+    model = FakeModel(letters=LETTERS)
+    model.config.max_position_embeddings = 100
+    generator = make(model=model)
+    for length in (100, 101, 102):
+        run(generator, job(prompt(length), max_new_tokens=1))
+    assert [r.getMessage() for r in caplog.records if "longer than" in r.getMessage()] == [
+        "a prompt of 101 tokens is longer than the 100 that the model was made for"
+    ]
+
+
+def test_strict_mode_refuses_unknown_arguments(monkeypatch) -> None:
+    from exl3.generator import options
+    from exl3.settings import Settings
+
+    monkeypatch.setattr(options, "settings", lambda: Settings(strict=True))
+    with pytest.raises(ConfigError, match="cfg_scale"):
+        job(prompt(3), cfg_scale=2)
+
+
+def test_nobody_starves(make) -> None:
+    """Small jobs keep coming; a big one still starts once it has been passed `max_skips` times."""
+    generator = make(4)
+    generator.enqueue(job(prompt(300), max_new_tokens=30))
+    big = job(prompt(1000), max_new_tokens=3)
+    generator.enqueue(big)
+    passed = 0
+    for i in range(200):
+        generator.enqueue(job(prompt(20, i), max_new_tokens=12))
+        for event in generator.iterate():
+            passed += event["stage"] == "started" and event["job"] is not big
+        if big.is_finished:
+            break
+    assert big.is_finished and passed <= 1 + 4 + 4
+
+
+def test_two_caches_two_generators(make) -> None:
+    a, b = make(), make()
+    first, second = job(prompt(30)), job(prompt(30))
+    assert tokens(run(a, first)[first]) == tokens(run(b, second)[second])
+    assert not a.retired and not b.retired

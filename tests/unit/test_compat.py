@@ -39,10 +39,8 @@ else:
 """
 
 
-def run(code: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=env or None, capture_output=True, text=True
-    )
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
 
 
 def test_alias_gives_the_same_objects() -> None:
@@ -50,18 +48,15 @@ def test_alias_gives_the_same_objects() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_one_file_package(tmp_path: Path) -> None:
-    (tmp_path / "exllamav3.py").write_text("import exl3.compat\nexl3.compat.install_alias()\n")
+def test_one_file_package() -> None:
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]) if len(sys.argv) > 1 else None\n"
+        f"import sys; sys.path.insert(0, {str(ROOT / 'packaging' / 'exllamav3')!r})\n"
         "import exllamav3\nfrom exllamav3.tokenizer import Tokenizer\n"
         "from exllamav3 import Tokenizer as T\nimport exl3\n"
         "assert T is Tokenizer is exl3.Tokenizer\n"
         "from exllamav3.version import __version__ as v\nassert v.startswith('1.4.1+exl3.')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
-    )
+    done = run(code)
     assert done.returncode == 0, done.stderr
 
 
