@@ -1,10 +1,10 @@
-// The fused linear layer on CPUs: one fork-join.
+// The fused linear layer on CPUs. Few rows take one fork-join; many go through gemm_large.
 //
-// Tasks: first the prologue (norm, suh, transform, quantise) in pieces of whole 128-blocks, then
-// runs of 16-column strips, one after another in memory. Tasks start in order, so a strip task may
-// wait for the prologue pieces: they are done or running. Whoever finishes the last strip of a
-// group of 128 outputs runs its epilogue (transform, svh, bias, activation, residual). A column is
-// summed by one task in a fixed order: results do not depend on threads.
+// Tasks of the first: first the prologue (norm, suh, transform, quantise) in pieces of whole
+// 128-blocks, then runs of 16-column strips, one after another in memory. Tasks start in order, so
+// a strip task may wait for the prologue pieces: they are done or running. Whoever finishes the
+// last strip of a group of 128 outputs runs its epilogue (transform, svh, bias, activation,
+// residual). A column is summed by one task in a fixed order: results do not depend on threads.
 #include "exl3/linear.h"
 
 #include <sched.h>
@@ -14,6 +14,7 @@
 #include "cpu/linear_plan.h"
 #include "cpu/table.h"
 #include "cpu/threads.h"
+#include "exl3/gemm_large.h"
 
 namespace exl3 {
 namespace {
@@ -73,6 +74,12 @@ Place place_of(const LinearParams& p, int64_t index) {
   return {weight, block, index};
 }
 
+void (*inner_product(const KernelTable& table, LinearKernel kernel))(const LinearStrips&) {
+  if (kernel == LinearKernel::kBytes) return table.linear_bytes;
+  if (kernel == LinearKernel::kTiles) return table.linear_tiles;
+  return table.linear_words;
+}
+
 void run_strips(const Job& job, int64_t run) {
   const LinearParams& p = job.p;
   wait_for(counter(job.plan, 0), static_cast<int32_t>(job.pieces));
@@ -88,8 +95,7 @@ void run_strips(const Job& job, int64_t run) {
     const int64_t strip = place.block * kGroupStrips + first;
     const LinearStrips s{w.planes, wp.q,  wp.meta,       wp.inner, p.m,       p.k,
                          w.n,      strip, strip + count, w.bits,   w.codebook};
-    (wp.choice.kernel == LinearKernel::kBytes ? job.kernels.linear_bytes
-                                              : job.kernels.linear_words)(s);
+    inner_product(job.kernels, wp.choice.kernel)(s);
     const int32_t done = static_cast<int32_t>(count);
     const int32_t before =
         counter(job.plan, 1 + place.group).fetch_add(done, std::memory_order_acq_rel);
@@ -108,23 +114,62 @@ void run_task(void* context, int64_t task, int) {
     run_strips(job, task - job.pieces);
 }
 
-}  // namespace
-
-Status linear_cpu(const LinearParams& p) {
-  if (p.count < 1 || p.count > kLinearGroup || p.k % kHadamardDim != 0) return Status::kBadArgument;
-  if (p.m == 0) return Status::kOk;
-  const LinearPlan plan = linear_plan(p, active_isa());
-  if (plan.bytes > p.workspace_bytes) return Status::kBadArgument;
+// Few rows: everything in one fork-join.
+void run_small(const LinearParams& p, const LinearPlan& plan, const KernelTable& table) {
   for (int64_t i = 0; i <= plan.groups; ++i) counter(plan, i).store(0, std::memory_order_relaxed);
-
   const int64_t threads = num_threads();
   int64_t strips = 0;
   for (int i = 0; i < p.count; ++i) strips += p.w[i].n / kTileDim;
   const int64_t units = p.count * p.m * (p.k / kHadamardDim);
   const int64_t pieces = units < threads ? units : threads;
   const int64_t runs = strips < 4 * threads ? strips : 4 * threads;
-  Job job{p, plan, kernels(), units, pieces, strips, runs};
+  Job job{p, plan, table, units, pieces, strips, runs};
   parallel_run(pieces + runs, run_task, &job);
+}
+
+// Many rows: transformed inputs, dense product and, when all weights have theirs, epilogues.
+Status run_large(const LinearParams& p, const LinearPlan& plan, const KernelTable& table) {
+  for (int i = 0; i < p.count; ++i) {
+    parallel_for(p.m, 4, [&](int64_t begin, int64_t end, int) {
+      table.linear_inputs(p, i, plan.inputs, begin, end);
+    });
+    const LinearWeightRef& w = p.w[i];
+    const GemmLargeParams gemm{plan.inputs, w.planes, plan.w[i].inner, plan.gemm, p.m, p.k, w.n,
+                               p.k,         w.n,      w.bits,          w.codebook};
+    const Status status = gemm_large_cpu(gemm);
+    if (status != Status::kOk) return status;
+  }
+  int64_t blocks = plan.groups;
+  if (p.activation >= 0) blocks *= 2;  // place_of counts gate and up
+  parallel_for(blocks, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t index = begin; index < end; ++index) {
+      const Place place = place_of(p, index);
+      if (p.activation >= 0 && place.weight == 1) continue;
+      table.linear_epilogue(p, plan, place.weight, place.block);
+    }
+  });
+  return Status::kOk;
+}
+
+}  // namespace
+
+Status linear_cpu(const LinearParams& p) {
+  if (p.count < 1 || p.count > kLinearGroup || p.k % kHadamardDim != 0) return Status::kBadArgument;
+  for (int64_t row = 0; row < p.m; row += kLinearRows) {
+    LinearParams part = p;
+    part.m = p.m - row < kLinearRows ? p.m - row : kLinearRows;
+    part.x += row * p.x_stride;
+    part.y += row * p.y_stride;
+    if (p.residual) part.residual += row * p.residual_stride;
+    const LinearPlan plan = linear_plan(part, active_isa());
+    if (plan.bytes > p.workspace_bytes) return Status::kBadArgument;
+    if (!plan.large) {
+      run_small(part, plan, kernels());
+      continue;
+    }
+    const Status status = run_large(part, plan, kernels());
+    if (status != Status::kOk) return status;
+  }
   return Status::kOk;
 }
 

@@ -5,18 +5,26 @@
 
 namespace exl3 {
 
-// Of one 128-block of one row of quantised activations. A 16x16 tile's inputs fall in two halves,
-// (row / 4) % 2, that kernels sum in lanes of their own.
+// Of one 128-block of one row of quantised activations. Kernels form sum q * v in integers, convert
+// it to float32 and add scale times it to a column's total with one rounding, block after block, so
+// that all kernels and levels agree to the bit.
 struct LinearBlockMeta {
-  float scale;      // value of one unit of sum q * v
-  float offset;     // what the block adds to every output: scale * (value of v = 0) * sum q
-  int32_t init[2];  // -centre * (sum of q of a half): where a half's sum starts
+  float scale;   // value of one unit of sum q * v
+  float offset;  // what the block adds to every output: scale * (value of v = 0) * sum q
+  int32_t init;  // -centre * sum q: where the integer sum starts
+};
+
+// Where the prologue stores a block.
+struct LinearTarget {
+  LinearKernel kernel;
+  int planes;  // kTiles
+  int16_t* q;
 };
 
 struct LinearWeightPlan {
   LinearChoice choice;
   // [m, k] quantised activations; the 16 of a tile in the order (e, j) -> input 2j + {0,1,8,9}[e],
-  // e, j = 0..3. kWords: int16. kBytes: an int8 twice.
+  // e, j = 0..3. kWords: int16. kBytes: an int8 twice. kTiles: see amx/linear_tiles.cpp.
   int16_t* q;
   LinearBlockMeta* meta;  // [m, k/128]
   float* inner;           // [m, n] x' after the first transform, times W'
@@ -24,10 +32,15 @@ struct LinearWeightPlan {
 
 struct LinearPlan {
   LinearWeightPlan w[kLinearGroup];
+  bool large;         // kLarge: `inputs` and `gemm` instead of q and meta, shared by the weights
+  float* inputs;      // [m, k] x' after suh and the transform
+  void* gemm;         // workspace of gemm_large
   int32_t* counters;  // [0]: prologue parts done; [1 + group]: strips done of an output group
   int64_t groups;     // output groups: 128 columns of one weight, or of gate and up together
   int64_t bytes;      // of workspace
 };
+
+constexpr int64_t kLinearRows = 1024;  // more are done in parts, which bounds the workspace
 
 LinearPlan linear_plan(const LinearParams& p, Isa isa);
 

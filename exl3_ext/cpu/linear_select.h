@@ -10,7 +10,8 @@ namespace exl3 {
 enum class LinearKernel : int {
   kWords,  // 16-bit weights times 16-bit activations; every codebook and level
   kBytes,  // AVX-512 VNNI on the product's bytes, 8-bit activations; mul1, up to 4 bits, one row
-  kLarge,  // many rows: decode blocks of W' and multiply them as a dense matrix
+  kTiles,  // AMX on the product's bytes, 8-bit activations or two planes of them; mul1, some rows
+  kLarge,  // many rows: gemm_large.h, activations not quantised
 };
 
 struct LinearChoice {
@@ -18,8 +19,9 @@ struct LinearChoice {
   int q_max;  // largest magnitude of a quantised activation
 };
 
-// A pure function. q_max depends on the weight alone, never on m or the level: so a row's result
-// does not depend on the rows that it is batched with, up to the switch to kLarge.
+// A pure function. kLarge depends on the level and m alone: the weights of a group agree. q_max
+// depends on the weight alone, never on m or the level: so a row's result does not depend on the
+// rows that it is batched with, up to the switch to kLarge.
 LinearChoice linear_select(Isa isa, Codebook codebook, int bits, int64_t m);
 
 }  // namespace exl3

@@ -24,7 +24,8 @@ from exl3.ops.registry import ops
 from exl3.ops.trellis import prepare_trellis
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden" / "linear.safetensors"
-ROWS = (0, 1, 2, 3, 7, 8, 15, 16, 17, 33, 64)
+LARGE = 3
+ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33, 47, 48, 64)
 
 
 def padded(dim: int) -> int:
@@ -61,12 +62,14 @@ def random_weight(
     )
 
 
-def tolerance(bits: int, codebook: Codebook) -> float:
+def tolerance(bits: int, codebook: Codebook, m: int = 1) -> float:
     """Relative error of the output that rounding the activations may cause (linear_select.cpp:
-    peak / q_max steps; 3.5 is a generous peak of 128 values)."""
-    q_max = 127 if codebook is Codebook.MUL1 and bits <= 4 else 1023
-    rounding = 3.5 / q_max / 12**0.5
-    return 1.3 * rounding + 5e-4  # 5e-4: weights are not rounded to float16
+    steps of peak / q_max; 3.5 is a generous peak of 128 values). 5e-4: weights are not rounded to
+    float16. Many rows: both factors are bfloat16."""
+    kernel, q_max = ops().linear_select(ops().cpu_isa(False), codebook, bits, m)
+    if kernel == LARGE:
+        return 4e-3
+    return 1.3 * 3.5 / q_max / 12**0.5 + 5e-4
 
 
 def check(got: Tensor, want: Tensor, limit: float) -> None:
@@ -95,8 +98,8 @@ def test_every_rate_and_codebook(isa: str, bits: int, codebook: Codebook) -> Non
     weight = random_weight(256, 256, bits, codebook, seed=bits)
     x = torch.randn(19, 256)
     want = linear_reference(x, [weight])
-    for m in (1, 2, 5, 19):
-        check(linear(x[:m], [weight]), want[:m], tolerance(bits, codebook))
+    for m in (1, 2, 5, 16, 19):
+        check(linear(x[:m], [weight]), want[:m], tolerance(bits, codebook, m))
 
 
 @pytest.mark.parametrize("bits", [4, 6])
@@ -105,7 +108,7 @@ def test_every_row_count(isa: str, bits: int) -> None:
     x = torch.randn(max(ROWS), 384)
     want = linear_reference(x, [weight])
     for m in ROWS:
-        check(linear(x[:m], [weight]), want[:m], tolerance(bits, weight.codebook))
+        check(linear(x[:m], [weight]), want[:m], tolerance(bits, weight.codebook, m))
 
 
 @pytest.mark.parametrize(
@@ -177,10 +180,35 @@ def test_rows_do_not_depend_on_company(isa: str) -> None:
     """Batched = single, to the bit, below the switch to the dense product."""
     for bits, codebook in ((2, Codebook.MUL1), (6, Codebook.MUL1), (3, Codebook.MCG)):
         weight = random_weight(384, 256, bits, codebook)
-        x = torch.randn(17, 384)
+        x = torch.randn(16, 384)
         whole = linear(x, [weight])
-        for m in (1, 2, 3, 4, 5, 8, 16):
+        for m in (1, 2, 3, 4, 5, 8, 15):
             torch.testing.assert_close(linear(x[:m], [weight]), whole[:m], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 16, 17, 48])
+@pytest.mark.parametrize("bits", [1, 4, 5, 8])
+def test_selection(bits: int, m: int) -> None:
+    """Finer activations from 5 bits on, whatever m and level; all weights of a group agree on
+    whether W' is decoded."""
+    for level in range(4):
+        kernel, q_max = ops().linear_select(level, Codebook.MUL1, bits, m)
+        if kernel != LARGE:
+            assert q_max == (127 if bits <= 4 else 32512)
+            assert ops().linear_select(level, Codebook.MCG, bits, m) == (0, 511)
+        else:
+            assert m > 16
+            others = (ops().linear_select(level, c, b, m)[0] for c in Codebook for b in (1, 8))
+            assert all(other == LARGE for other in others)
+
+
+def test_many_rows_in_parts(isa: str) -> None:
+    """More rows than one part has (linear_plan.h), with all that an epilogue does."""
+    weights = [random_weight(128, 128, 4, bias=True, seed=i) for i in range(2)]
+    x, residual = torch.randn(1041, 128), torch.randn(1041, 128)
+    norm = Norm(torch.rand(128) + 0.5, 1e-5)
+    want = linear_reference(x, weights, norm=norm, activation="silu", residual=residual)
+    check(linear(x, weights, norm=norm, activation="silu", residual=residual), want, 0.02)
 
 
 def test_threads_and_runs_do_not_matter(isa: str) -> None:

@@ -4,9 +4,11 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "bind/cpu/launch.h"
+#include "cpu/linear_select.h"
 
 namespace exl3::bind {
 namespace {
@@ -179,7 +181,18 @@ void linear_add_(const Tensor& residual, const Tensor& x, Tensors planes, Tensor
   finish(op, &p, x, &kept);
 }
 
+// For tests: the kernel and the largest quantised activation.
+std::tuple<int64_t, int64_t> select(int64_t isa, int64_t codebook, int64_t bits, int64_t m) {
+  const LinearChoice choice =
+      linear_select(static_cast<Isa>(isa), static_cast<Codebook>(codebook), bits, m);
+  return {static_cast<int64_t>(choice.kernel), choice.q_max};
+}
+
 }  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(exl3, CompositeExplicitAutograd, m) {
+  m.impl("linear_select", TORCH_BOX(&select));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CPU, m) {
   m.impl("linear", TORCH_BOX(&linear));

@@ -59,17 +59,23 @@ EXL3_STATIC __m256i broadcast4(const void* four) {
   return _mm256_set1_epi64x(bits);
 }
 
-// totals[row][column / 4] += the block; int32 lane i: half i % 2 of column i / 2.
+EXL3_STATIC __m256i eight_columns(__m256i left, __m256i right) {
+  return _mm256_permute4x64_epi64(_mm256_hadd_epi32(left, right), 0xD8);  // 0 1 4 5 2 3 6 7
+}
+
+// totals[row][column / 8] += the block. Lanes 2i and 2i + 1 of sums[r][c] are parts of column 4c +
+// i.
 template <int R>
 void multiply_rows(const Buffer& buffer, const LinearStrips& s, int64_t row0, int64_t block,
-                   __m256 (*totals)[4]) {
+                   __m256 (*totals)[2]) {
   const int64_t blocks = s.k / kHadamardDim;
   const int16_t* q = s.q + row0 * s.k + block * kHadamardDim;
   const LinearBlockMeta* meta = s.meta + row0 * blocks + block;
   __m256i sums[R][4];
 #pragma GCC unroll 2
   for (int r = 0; r < R; ++r) {
-    sums[r][0] = sums[r][1] = sums[r][2] = sums[r][3] = broadcast4(meta[r * blocks].init);
+    sums[r][0] = sums[r][1] = sums[r][2] = sums[r][3] =
+        _mm256_set1_epi64x(static_cast<uint32_t>(meta[r * blocks].init));
   }
   for (int i = 0; i < kTiles; ++i) {
 #pragma GCC unroll 4
@@ -89,18 +95,12 @@ void multiply_rows(const Buffer& buffer, const LinearStrips& s, int64_t row0, in
 #pragma GCC unroll 2
   for (int r = 0; r < R; ++r) {
     const __m256 scale = _mm256_set1_ps(meta[r * blocks].scale);
-#pragma GCC unroll 4
-    for (int c = 0; c < 4; ++c) {
-      totals[r][c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][c]), scale, totals[r][c]);
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; ++c) {
+      const __m256i sum = eight_columns(sums[r][2 * c], sums[r][2 * c + 1]);
+      totals[r][c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, totals[r][c]);
     }
   }
-}
-
-// Both halves of eight columns and the row's constant.
-EXL3_STATIC void store8_columns(float* inner, __m256 left, __m256 right, float base) {
-  const __m256d pairs = _mm256_castps_pd(_mm256_hadd_ps(left, right));  // 0 1 4 5 2 3 6 7
-  const __m256 sum = _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xD8));
-  _mm256_storeu_ps(inner, _mm256_add_ps(sum, _mm256_set1_ps(base)));
 }
 
 constexpr int kRowChunk = 64;  // rows that share one decoding
@@ -110,9 +110,9 @@ void strip_rows(const LinearStrips& s, int64_t strip, int64_t row0, int rows, De
   const int64_t block_words = kTiles * 16 * s.bits;
   const uint16_t* planes = s.planes + strip * blocks * block_words;
   Buffer buffer;
-  __m256 totals[kRowChunk][4];
+  __m256 totals[kRowChunk][2];
   for (int r = 0; r < rows; ++r) {
-    for (int c = 0; c < 4; ++c) totals[r][c] = _mm256_setzero_ps();
+    totals[r][0] = totals[r][1] = _mm256_setzero_ps();
   }
   for (int64_t block = 0; block < blocks; ++block, planes += block_words) {
     decode(planes, &buffer);
@@ -126,8 +126,9 @@ void strip_rows(const LinearStrips& s, int64_t strip, int64_t row0, int rows, De
     float base = 0.0f;
     for (int64_t b = 0; b < blocks; ++b) base += s.meta[(row0 + r) * blocks + b].offset;
     float* inner = s.inner + (row0 + r) * s.n + 16 * strip;
-    store8_columns(inner, totals[r][0], totals[r][1], base);
-    store8_columns(inner + 8, totals[r][2], totals[r][3], base);
+    for (int c = 0; c < 2; ++c) {
+      _mm256_storeu_ps(inner + 8 * c, _mm256_add_ps(totals[r][c], _mm256_set1_ps(base)));
+    }
   }
 }
 

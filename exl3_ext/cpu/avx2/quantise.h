@@ -1,6 +1,7 @@
 // Rounding one 128-block of activations, sixteen registers, to integers.
 #pragma once
 #include "cpu/avx2/vec.h"
+#include "cpu/linear_plan.h"
 
 namespace exl3::avx2 {
 
@@ -23,9 +24,9 @@ static inline int sum_of(__m128i v) {
   return _mm_cvtsi128_si32(v);
 }
 
-// q = round(v * scale), or all zeros, in the order of LinearWeightPlan::q. sum: of the inputs with
-// (input / 4) % 2 = 0, and of the others. This level has no kernel that takes bytes twice over.
-static inline void quantise(const vec* v, float scale, bool keep, bool, int16_t* q, int32_t* sum) {
+// q = round(v * scale), or all zeros, as int16 in the order of LinearWeightPlan::q (this level has
+// no other kernels). Returns the sum of q.
+static inline int32_t quantise(const vec* v, float scale, bool keep, const LinearTarget& to) {
   const __m256i kept = _mm256_set1_epi32(keep ? -1 : 0);
   // Of 8 inputs: the even ones, then the odd ones.
   const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
@@ -35,10 +36,9 @@ static inline void quantise(const vec* v, float scale, bool keep, bool, int16_t*
     sums = _mm256_add_epi32(sums, values);
     const __m128i words =
         _mm_packs_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256(values, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 8 * r), _mm_shuffle_epi8(words, order));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.q + 8 * r), _mm_shuffle_epi8(words, order));
   }
-  sum[0] = sum_of(_mm256_castsi256_si128(sums));
-  sum[1] = sum_of(_mm256_extracti128_si256(sums, 1));
+  return sum_of(_mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1)));
 }
 
 }  // namespace exl3::avx2

@@ -68,8 +68,8 @@ void strips(const LinearStrips& s, int64_t row0) {
   }
   const uint16_t* tile = s.planes + s.begin * s.k * K;
   for (int64_t strip = s.begin; strip < s.end; ++strip) {
-    __m512 total[R][2];
-    for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = _mm512_setzero_ps();
+    __m512 total[R];
+    for (int r = 0; r < R; ++r) total[r] = _mm512_setzero_ps();
     for (int64_t block = 0; block < blocks; ++block) {
       __m512i sums[R][4];
       for (int r = 0; r < R; ++r) {
@@ -80,13 +80,13 @@ void strips(const LinearStrips& s, int64_t row0) {
         add_tile<R, kOnBytes, K>(tile, q, block * kHadamardDim + 16 * t, sums);
       }
       for (int r = 0; r < R; ++r) {
-        const LinearBlockMeta& m = meta[r][block];
-        total[r][0] = add_block(total[r][0], _mm512_add_epi32(sums[r][0], sums[r][1]), m);
-        total[r][1] = add_block(total[r][1], _mm512_add_epi32(sums[r][2], sums[r][3]), m);
+        total[r] = add_block(total[r], _mm512_add_epi32(sums[r][0], sums[r][1]),
+                             _mm512_add_epi32(sums[r][2], sums[r][3]), meta[r][block]);
       }
     }
     for (int r = 0; r < R; ++r) {
-      store_strip(s.inner + (row0 + r) * s.n + 16 * strip, total[r][0], total[r][1], base[r]);
+      _mm512_storeu_ps(s.inner + (row0 + r) * s.n + 16 * strip,
+                       _mm512_add_ps(total[r], _mm512_set1_ps(base[r])));
     }
   }
 }

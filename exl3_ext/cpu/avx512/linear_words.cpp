@@ -51,10 +51,10 @@ Decode decode_of(Codebook codebook, int bits) {
   }
 }
 
-// totals[row][column / 8] += the block, rows row0 .. row0 + R - 1.
+// totals[row] += the block, rows row0 .. row0 + R - 1.
 template <int R>
 void multiply(const Buffer& buffer, const LinearStrips& s, int64_t row0, int64_t block,
-              __m512 (*totals)[2]) {
+              __m512* totals) {
   const int64_t blocks = s.k / kHadamardDim;
   const int16_t* q = s.q + row0 * s.k + block * kHadamardDim;
   const LinearBlockMeta* meta = s.meta + row0 * blocks + block;
@@ -82,16 +82,16 @@ void multiply(const Buffer& buffer, const LinearStrips& s, int64_t row0, int64_t
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-    for (int side = 0; side < 2; ++side) {
-      __m512i sum = sums[r][side][0];
-      if constexpr (kSets == 2) sum = _mm512_add_epi32(sum, sums[r][side][1]);
-      totals[r][side] = add_block(totals[r][side], sum, meta[r * blocks]);
+    __m512i left = sums[r][0][0], right = sums[r][1][0];
+    if constexpr (kSets == 2) {
+      left = _mm512_add_epi32(left, sums[r][0][1]);
+      right = _mm512_add_epi32(right, sums[r][1][1]);
     }
+    totals[r] = add_block(totals[r], left, right, meta[r * blocks]);
   }
 }
 
-using Multiply = void (*)(const Buffer&, const LinearStrips&, int64_t, int64_t, __m512 (*)[2]);
+using Multiply = void (*)(const Buffer&, const LinearStrips&, int64_t, int64_t, __m512*);
 constexpr Multiply kMultiply[kRows + 1] = {nullptr,     multiply<1>, multiply<2>,
                                            multiply<3>, multiply<4>, multiply<5>,
                                            multiply<6>, multiply<7>, multiply<8>};
@@ -104,8 +104,8 @@ void strip_rows(const LinearStrips& s, int64_t strip, int64_t row0, int rows, De
   const int64_t block_words = kTiles * 16 * s.bits;
   const uint16_t* planes = s.planes + strip * blocks * block_words;
   Buffer buffer;
-  __m512 totals[kRowChunk][2];
-  for (int r = 0; r < rows; ++r) totals[r][0] = totals[r][1] = _mm512_setzero_ps();
+  __m512 totals[kRowChunk];
+  for (int r = 0; r < rows; ++r) totals[r] = _mm512_setzero_ps();
   for (int64_t block = 0; block < blocks; ++block, planes += block_words) {
     decode(planes, &buffer);
     for (int r = 0; r < rows; r += kRows) {
@@ -114,8 +114,9 @@ void strip_rows(const LinearStrips& s, int64_t strip, int64_t row0, int rows, De
   }
   for (int r = 0; r < rows; ++r) {
     const int64_t row = row0 + r;
-    store_strip(s.inner + row * s.n + 16 * strip, totals[r][0], totals[r][1],
-                row_base(s.meta + row * blocks, blocks));
+    const float base = row_base(s.meta + row * blocks, blocks);
+    _mm512_storeu_ps(s.inner + row * s.n + 16 * strip,
+                     _mm512_add_ps(totals[r], _mm512_set1_ps(base)));
   }
 }
 

@@ -5,24 +5,19 @@
 
 namespace exl3::avx512 {
 
-// int32 lane i of sums[c]: half i % 2 of column 8c + i / 2 (LinearBlockMeta).
+// Sums of a block: lane 2i and 2i + 1 of left are parts of column i, of right of column 8 + i.
 EXL3_STATIC __m512i initial_sums(const LinearBlockMeta& meta) {
-  int64_t pair;
-  __builtin_memcpy(&pair, meta.init, 8);
-  return _mm512_set1_epi64(pair);
+  return _mm512_set1_epi64(static_cast<uint32_t>(meta.init));
 }
 
-EXL3_STATIC __m512 add_block(__m512 total, __m512i sums, const LinearBlockMeta& meta) {
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(meta.scale), total);
-}
-
-// Both halves of every column and the row's constant.
-EXL3_STATIC void store_strip(float* inner, __m512 left, __m512 right, float base) {
+// The 16 columns' totals and one block's sums.
+EXL3_STATIC __m512 add_block(__m512 total, __m512i left, __m512i right,
+                             const LinearBlockMeta& meta) {
   const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
   const __m512i odd = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-  const __m512 sum = _mm512_add_ps(_mm512_permutex2var_ps(left, even, right),
-                                   _mm512_permutex2var_ps(left, odd, right));
-  _mm512_storeu_ps(inner, _mm512_add_ps(sum, _mm512_set1_ps(base)));
+  const __m512i sums = _mm512_add_epi32(_mm512_permutex2var_epi32(left, even, right),
+                                        _mm512_permutex2var_epi32(left, odd, right));
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(meta.scale), total);
 }
 
 // What the blocks of one row add to every output, in their order.

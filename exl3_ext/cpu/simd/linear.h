@@ -49,6 +49,18 @@ static inline void load_block(const LinearParams& p, const float* x, const half_
   }
 }
 
+// Where a block's quantised activations go.
+static inline LinearTarget place_of(const LinearParams& p, const LinearWeightPlan& w, int64_t row,
+                                    int64_t block) {
+  if (w.choice.kernel != LinearKernel::kTiles) {
+    return {w.choice.kernel, 0, w.q + row * p.k + block * kHadamardDim};
+  }
+  // [m/16, k/16, planes, 16 rows] of 64 bytes
+  const int planes = w.choice.q_max > 127 ? 2 : 1;
+  const int64_t tile = row / 16 * (p.k / kTileDim) + block * (kHadamardDim / kTileDim);
+  return {w.choice.kernel, planes, w.q + (tile * planes * 16 + row % 16) * 32};
+}
+
 static void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weight,
                             int64_t row, int64_t begin, int64_t end) {
   const float* x = p.x + row * p.x_stride;
@@ -61,17 +73,30 @@ static void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, in
     load_block(p, x, ref.suh, inverse_rms, block, v);
     hadamard128(v);
     const float peak = peak_of(v);
-    int32_t sum[2];
     const float inverse = peak < kTiny ? 0.0f : q_max / peak;
     // A block that is not finite is all zeros with a scale that is not finite.
-    quantise(v, inverse, peak <= __FLT_MAX__, w.choice.kernel == LinearKernel::kBytes,
-             w.q + row * p.k + block * kHadamardDim, sum);
+    const int32_t sum = quantise(v, inverse, peak <= __FLT_MAX__, place_of(p, w, row, block));
     const float unit = (peak < kTiny ? 0.0f : peak / q_max) * kHadamardNorm;
     LinearBlockMeta& meta = w.meta[row * (p.k / kHadamardDim) + block];
     meta.scale = unit * scale.step;
-    meta.offset = unit * scale.zero * static_cast<float>(sum[0] + sum[1]);
-    meta.init[0] = -scale.centre * sum[0];
-    meta.init[1] = -scale.centre * sum[1];
+    meta.offset = unit * scale.zero * static_cast<float>(sum);
+    meta.init = -scale.centre * sum;
+  }
+}
+
+// Rows [begin, end) of [m, k] inputs for gemm_large.
+static void linear_inputs(const LinearParams& p, int weight, float* out, int64_t begin,
+                          int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float* x = p.x + row * p.x_stride;
+    const float inverse_rms = norm_scale(p, x);
+    for (int64_t block = 0; block < p.k / kHadamardDim; ++block) {
+      vec v[kVectors];
+      load_block(p, x, p.w[weight].suh, inverse_rms, block, v);
+      hadamard128(v);
+      float* to = out + row * p.k + block * kHadamardDim;
+      for (int r = 0; r < kVectors; ++r) vstore(to + kLanes * r, v[r] * vset(kHadamardNorm));
+    }
   }
 }
 

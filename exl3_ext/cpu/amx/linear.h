@@ -1,0 +1,6 @@
+#pragma once
+#include "cpu/linear_plan.h"
+
+namespace exl3::amx {
+void linear_tiles(const LinearStrips& s);
+}
