@@ -17,7 +17,14 @@ from .options import note_unknown
 from .pages import PageTable
 from .reports import Rows
 from .scheduler import Scheduler
-from .setup import PromptCheck, check_drafting, check_model, checkpoint_interval, take_over
+from .setup import (
+    PromptCheck,
+    check_drafting,
+    check_model,
+    checkpoint_interval,
+    num_columns,
+    take_over,
+)
 from .simple import Prompts, run_prompts
 from .stream import Outcome
 
@@ -66,7 +73,7 @@ class Generator:
         self.max_batch_size = max_batch_size
         self.max_chunk_size = max_chunk_size
         self.max_total_tokens = cache.max_num_tokens
-        self.num_columns = tokenizer.actual_vocab_size
+        self.num_columns = num_columns(model, tokenizer)
         self.padded_vocab_size = (tokenizer.actual_vocab_size + 31) // 32 * 32
         self.num_draft_tokens = 0
         self.recurrent_cache = None

@@ -63,19 +63,30 @@ def checkpoint_interval(model: Any, wanted: int | None) -> int:
     return int(interval)
 
 
+def num_columns(model: Any, tokenizer: Any) -> int:
+    """Columns of the logits that are tokens: the tokenizer knows them and the model has them."""
+    vocab = getattr(model.config, "vocab_size", None)
+    known = int(tokenizer.actual_vocab_size)
+    return known if vocab is None else min(known, vocab)
+
+
 class PromptCheck:
     """Checks the ids of prompts against the model."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         config = model.config
         self._vocab = getattr(config, "vocab_size", None) or tokenizer.actual_vocab_size
+        self._images = bool(model.caps.get("image_input"))
         self._longest = getattr(config, "max_position_embeddings", None)
         self._warned = False
 
     def __call__(self, job: Any) -> None:
         """Raises:
         ConfigError: an id that is neither in the vocabulary nor of one of the job's embeddings.
+        UnsupportedError: embeddings for a model that takes none.
         """
+        if job.embeddings and not self._images:
+            raise UnsupportedError("the job has embeddings, but the model takes text only")
         ids = job.sequence.input_ids.numpy()
         outside = (ids < 0) | (ids >= self._vocab)
         for item in job.embeddings:

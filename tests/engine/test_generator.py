@@ -285,6 +285,8 @@ def test_bad_requests(make) -> None:
             job(prompt(3), **bad)
     with pytest.raises(ConfigError, match="prompt token 1"):
         generator.enqueue(job([5, 9999]))
+    with pytest.raises(UnsupportedError, match="text only"):
+        generator.enqueue(job(prompt(3), embeddings=[object()]))
     with pytest.raises(ConfigError, match="stop_conditions"):
         generator.enqueue(job(prompt(3), stop_conditions=[1.5]))
     item = job(prompt(3))
@@ -412,6 +414,17 @@ def test_nobody_starves(make) -> None:
         if big.is_finished:
             break
     assert big.is_finished and passed <= 1 + 4 + 4
+
+
+def test_a_tokenizer_larger_than_the_model(make) -> None:
+    model = FakeModel(letters=LETTERS)
+    model.config.vocab_size = 200
+    generator = make(model=model)
+    assert generator.num_columns == 200
+    items = [job(prompt(30), sampler=s) for s in (ArgmaxSampler(), DefaultSampler())]
+    items.append(job(prompt(30), min_new_tokens=3, stop_conditions=1))
+    for events in run(generator, *items).values():
+        assert len(tokens(events)) == 10 and max(tokens(events)) < 200
 
 
 def test_two_caches_two_generators(make) -> None:
