@@ -65,7 +65,9 @@ def run_rows(
         inputs: dict[str, Tensor] = {}
         y = _run(module, state[part], groups, inputs)
         seen = [*inputs.values(), *([] if y is None else [y])]
-        good = torch.stack([_finite_rows(x, len(part)) for x in seen]).all(0)
+        good = torch.ones(len(part), dtype=torch.bool)
+        for x in seen:
+            good &= torch.isfinite(x).reshape(len(part), -1).all(1)
         bad += [row for row, fine in zip(part, good.tolist(), strict=True) if not fine]
         for key, x in inputs.items():
             kept = x.unflatten(0, (len(part), cols))[good] if not bool(good.all()) else x
@@ -98,8 +100,3 @@ def _run(
     finally:
         for group in groups:
             group.layers[0].capture = None
-
-
-def _finite_rows(x: Tensor, rows: int) -> Tensor:
-    """Bool (rows,): no inf and no NaN."""
-    return torch.isfinite(x).reshape(rows, -1).all(1)

@@ -68,7 +68,12 @@ def clear_job(work: Path) -> None:
     with storage_errors(work, "clear"):
         (work / ARGS_NAME).unlink(missing_ok=True)  # first: without it nothing can be resumed
         for name in (_NEW, _CURRENT, _OLD, QTENSORS, "images", "debug"):
-            shutil.rmtree(work / name, ignore_errors=True)
+            _remove(work / name)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def save_arguments(work: Path, arguments: dict[str, Any]) -> None:
@@ -98,7 +103,7 @@ def save_checkpoint(work: Path, job: JobState) -> None:
     """
     new, current, old = work / _NEW, work / _CURRENT, work / _OLD
     with storage_errors(new):
-        shutil.rmtree(new, ignore_errors=True)
+        _remove(new)
         new.mkdir(parents=True)
     if job.state is not None:
         save_tensors(new / _STATE, {"state": job.state})
@@ -107,7 +112,7 @@ def save_checkpoint(work: Path, job: JobState) -> None:
     values = {f.name: getattr(job, f.name) for f in fields(job) if f.name not in _TENSORS}
     write_json(new / _JOB, {**values, "has_state": job.state is not None})
     with storage_errors(current, "replace"):
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
         if current.exists():
             os.replace(current, old)
             fsync_directory(work)

@@ -23,7 +23,7 @@ from ..loader.base import TensorSource
 from ..model import Config, Model
 from ..modules import Block, Head, Linear, LoadOptions, Module
 from ..ops.codebook import Codebook
-from ..quant import LinearJob, QuantizedLinear, QuantizeOptions, quantize_group
+from ..quant import LinearJob, QuantizedLinear, QuantizeOptions, check_weight, quantize_group
 from ..quant.allocation import BitGroup, allocate_bits
 from ..quant.packing import stored_tensors
 from .calibration import CalibrationPlan, make_calibration
@@ -126,6 +126,8 @@ class Conversion:
     def _module(self, module: Module, progress: Progress) -> None:
         """Quantise one module, keep its tensors, and move the rows past it."""
         groups = [g for g in share_groups(module) if self._bits(g) != LEAVE]
+        for layer in (layer for group in groups for layer in group.layers):
+            check_weight(layer.key, layer.weight_dense())
         state = self.job.input_ids if self.job.state is None else self.job.state
         assert state is not None
         before = run_rows(module, state, groups=groups, skip=self._skipped)

@@ -1,7 +1,7 @@
 """Quantising linear layers to EXL3."""
 
 from .hessian import Hessian, HessianAccumulator
-from .quantize import QuantizedLinear, quantize_group
+from .quantize import QuantizedLinear, check_weight, quantize_group
 from .types import LinearJob, LinearReport, QuantizedTensors, QuantizeOptions
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "QuantizeOptions",
     "QuantizedLinear",
     "QuantizedTensors",
+    "check_weight",
     "quantize_group",
 ]

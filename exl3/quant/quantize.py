@@ -84,17 +84,26 @@ def _check(job: LinearJob, hessian: Hessian) -> None:
             f"{job.key}: {job.weight.shape[0]} input features, but its Hessian has"
             f" {hessian.matrix.shape[0]}"
         )
-    finite = torch.isfinite(job.weight)
+    check_weight(job.key, job.weight)
+
+
+def check_weight(key: str, weight: Tensor) -> None:
+    """Refuse a weight (in, out) that cannot be quantised.
+
+    Raises:
+        ConfigError: values that are not finite, or too large for float16 scales.
+    """
+    finite = torch.isfinite(weight)
     if not bool(finite.all()):
         row, column = (int(i) for i in (~finite).nonzero()[0])
         raise ConfigError(
-            f"{job.key}: weight [{column}, {row}] is {float(job.weight[row, column])}, and"
+            f"{key}: weight [{column}, {row}] is {float(weight[row, column])}, and"
             f" {int((~finite).sum())} values are not finite; the source checkpoint is damaged"
         )
-    largest = float(job.weight.abs().max()) if job.weight.numel() else 0.0
+    largest = float(weight.abs().max()) if weight.numel() else 0.0
     if largest > _WEIGHT_MAX:
         raise ConfigError(
-            f"{job.key}: a weight of {largest:g} does not fit float16 scales (limit"
+            f"{key}: a weight of {largest:g} does not fit float16 scales (limit"
             f" {_WEIGHT_MAX:g}); the source checkpoint is damaged, or is not a language model"
         )
 
