@@ -4,7 +4,7 @@ launch, straight from packed weights."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -132,6 +132,23 @@ def linear_add_(
     """`residual += linear(x, weights, ...)` in place; returns `residual`, which may also be x."""
     ops().linear_add_(residual, x, *_arguments(weights, norm, activation))
     return residual
+
+
+def consolidate(weights: Sequence[LinearWeight]) -> list[LinearWeight]:
+    """The same weights with their planes in one buffer on huge pages, in the order given.
+
+    A model's weights are read from end to end for every token: 4 KB pages cost up to a quarter of
+    the speed in address translation. Call it once all weights of a model, or of a good part of one,
+    are loaded; peak memory is twice the planes.
+    """
+    sizes = [-(-w.planes.numel() // 32) * 32 for w in weights]  # whole cache lines
+    buffer = torch.empty(sum(sizes), dtype=torch.int16)
+    ops().advise_huge_pages(buffer)
+    moved = []
+    for weight, part in zip(weights, buffer.split(sizes), strict=True):
+        planes = part[: weight.planes.numel()].view(weight.planes.shape)
+        moved.append(replace(weight, planes=planes.copy_(weight.planes)))
+    return moved
 
 
 def weight_reference(weight: LinearWeight) -> Tensor:

@@ -42,6 +42,7 @@ STABLE_TORCH_LIBRARY(exl3, m) {
   m.def("gemm_large(Tensor x, Tensor planes, int codebook) -> Tensor");
 
   // Linear
+  m.def("advise_huge_pages(Tensor x) -> ()");
   m.def("linear_select(int isa, int codebook, int bits, int m) -> (int, int)");
   m.def(
       "linear(Tensor x, Tensor[] planes, Tensor[] suh, Tensor[] svh, Tensor?[] bias, "

@@ -16,7 +16,7 @@ import torch
 
 from exl3.ops.codebook import Codebook
 from exl3.ops.graph import record
-from exl3.ops.linear import LinearWeight, Norm, linear, linear_reference
+from exl3.ops.linear import LinearWeight, Norm, consolidate, linear, linear_add_, linear_reference
 from exl3.ops.registry import ops
 from exl3.ops.trellis import prepare_trellis
 
@@ -94,6 +94,50 @@ def bench(name: str, m: int, bits: int, codebook: Codebook, budget_s: float) -> 
     }
 
 
+def bench_step(bits: int, head_bits: int, budget_s: float) -> dict[str, object]:
+    """All linear layers of one decode step of SmolLM2-135M, 30 layers and the head, replayed."""
+    layers = [
+        {
+            name: [random_weight(k, n, bits, Codebook.MUL1) for n in sizes]
+            for name, (k, sizes, _) in SHAPES.items()
+            if name != "head"
+        }
+        for _ in range(30)
+    ]
+    head = [random_weight(576, 49152, head_bits, Codebook.MUL1)]
+    moved = iter(
+        consolidate([*(w for layer in layers for ws in layer.values() for w in ws), *head])
+    )
+    layers = [
+        {name: [next(moved) for _ in group] for name, group in layer.items()} for layer in layers
+    ]
+    head = [next(moved)]
+    x, norm = torch.randn(1, 576), Norm(torch.ones(576), 1e-5)
+
+    def step() -> torch.Tensor:
+        for layer in layers:
+            q = linear(x, layer["qkv"], norm=norm)[:, :576]
+            linear_add_(x, q, layer["o"])
+            linear_add_(x, linear(x, layer["gate_up"], norm=norm, activation="silu"), layer["down"])
+        return linear(x, head, norm=norm)
+
+    graph = record(step)
+    median, low, high = timed([graph.replay], budget_s)
+    groups = [*(w for layer in layers for ws in layer.values() for w in ws), *head]
+    weights = sum(w.suh.numel() * w.svh.numel() for w in groups)
+    return {
+        "op": "linear",
+        "shape": f"decode step of SmolLM2-135M, {len(graph)} launches",
+        "bits": bits,
+        "head_bits": head_bits,
+        "device": "cpu",
+        "threads": ops().cpu_threads(),
+        "us": round(median * 1e6, 1),
+        "us_10_90": [round(low * 1e6, 1), round(high * 1e6, 1)],
+        "gweights_s": round(weights / median / 1e9, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
@@ -107,6 +151,7 @@ def main() -> None:
     ops().configure_cpu(options.threads, options.isa)
     torch.set_num_threads(ops().cpu_threads())
     codebook = Codebook.from_label(options.codebook)
+    print(json.dumps(bench_step(4, 6, options.seconds)), flush=True)
     for name in options.shapes:
         for bits in options.bits:
             for m in options.rows:

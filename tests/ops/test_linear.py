@@ -16,6 +16,7 @@ from exl3.ops.linear import (
     ACTIVATIONS,
     LinearWeight,
     Norm,
+    consolidate,
     linear,
     linear_add_,
     linear_reference,
@@ -272,6 +273,17 @@ def test_replay() -> None:
     residual.copy_(torch.randn(1, 256))
     want = linear_reference(x, weights, residual=residual)
     check(graph.replay(), want, 0.01)
+
+
+def test_consolidate() -> None:
+    weights = [random_weight(256, n, bits, seed=bits) for n, bits in ((384, 3), (128, 1), (640, 8))]
+    moved = consolidate(weights)
+    for old, new in zip(weights, moved, strict=True):
+        assert torch.equal(old.planes, new.planes)
+        assert new.planes.data_ptr() % 64 == moved[0].planes.data_ptr() % 64
+    x = torch.randn(2, 256)
+    assert torch.equal(linear(x, moved), linear(x, weights))
+    assert consolidate([]) == []
 
 
 def test_bad_arguments_are_named() -> None:

@@ -1,5 +1,9 @@
 #include "exl3/linear.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -181,6 +185,20 @@ void linear_add_(const Tensor& residual, const Tensor& x, Tensors planes, Tensor
   finish(op, &p, x, &kept);
 }
 
+// Asks for 2 MB pages under the whole ones of a tensor. A wish: no system need grant it.
+void advise_huge_pages(const Tensor& x) {
+  EXL3_CHECK_CPU("advise_huge_pages", x);
+  EXL3_CHECK_CONTIGUOUS("advise_huge_pages", x);
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr uintptr_t kPage = uintptr_t{2} << 20;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(x.data_ptr());
+  const uintptr_t first = (start + kPage - 1) / kPage * kPage;
+  const uintptr_t last =
+      (start + static_cast<uintptr_t>(x.numel()) * x.element_size()) / kPage * kPage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#endif
+}
+
 // For tests: the kernel and the largest quantised activation.
 std::tuple<int64_t, int64_t> select(int64_t isa, int64_t codebook, int64_t bits, int64_t m) {
   const LinearChoice choice =
@@ -192,6 +210,7 @@ std::tuple<int64_t, int64_t> select(int64_t isa, int64_t codebook, int64_t bits,
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CompositeExplicitAutograd, m) {
   m.impl("linear_select", TORCH_BOX(&select));
+  m.impl("advise_huge_pages", TORCH_BOX(&advise_huge_pages));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CPU, m) {
