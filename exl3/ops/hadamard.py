@@ -52,7 +52,7 @@ def hadamard_128_reference(
     if pre_scale is not None:
         y = y * pre_scale.to(torch.float64)
     blocks = y.reshape(*y.shape[:-1], y.shape[-1] // HADAMARD_DIM, HADAMARD_DIM)
-    y = (blocks @ hadamard_matrix(torch.float64)).reshape(x.shape)
+    y = (blocks @ hadamard_matrix(torch.float64).to(x.device)).reshape(x.shape)
     if post_scale is not None:
         y = y * post_scale.to(torch.float64)
     return y.to(x.dtype)

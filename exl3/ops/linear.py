@@ -22,7 +22,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 @dataclass(frozen=True, slots=True)
 class LinearWeight:
-    """One quantised weight on the CPU; k and n are in_features and out_features padded to 128."""
+    """One quantised weight on a device; k and n are in_features and out_features padded to 128."""
 
     planes: Tensor
     """int16 (n/16, k/16, 16*bits), from `prepare_trellis`."""
@@ -104,16 +104,18 @@ def linear(
 
     Activations are rounded after the input transform, per row and block of 128: to 8 bits for
     `mul1` up to 4 bits (adds under 1 % to the weights' own error), finer otherwise. A row's result
-    does not depend on the other rows, until so many rows come that W is decoded instead.
+    does not depend on the other rows, until so many rows come that W is decoded instead. CUDA
+    rounds to 16 bits, or to float16.
 
     Args:
-        x: float32 (m, in_features); rows may be strided.
+        x: float32 (m, in_features); rows may be strided. On CUDA also float16 or bfloat16.
         weights: 1..4 weights with one in_features.
         norm: applied to x first.
         activation: None, or one of `ACTIVATIONS`: exactly two weights, gate and up.
-        residual: float32 (m, columns of the result), added; rows may be strided.
+        residual: float32 (m, columns of the result), added; rows may be strided. On CUDA of any
+            float dtype.
     Returns:
-        float32 (m, sum of out_features), or act(gate) * up: (m, out_features).
+        Like x, (m, sum of out_features), or act(gate) * up: (m, out_features).
     Raises:
         ConfigError: unknown activation.
         RuntimeError: wrong dtype, shape or layout.

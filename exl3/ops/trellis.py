@@ -99,13 +99,14 @@ def reconstruct(
 
 
 def prepare_trellis(trellis: Tensor) -> Tensor:
-    """File layout int16 (..., k/16, n/16, 16*bits) to lane planes (..., n/16, k/16, 16*bits), the
-    layout that CPU kernels read (defined in `exl3_ext/include/exl3/trellis.h`). Same bytes."""
+    """File layout int16 (..., k/16, n/16, 16*bits) to the layout that kernels of the same device
+    read, int16 (..., n/16, k/16, 16*bits) by size: lane planes on the CPU, lane words on CUDA (in
+    `exl3_ext/include/exl3/trellis.h`; CUDA asks for whole groups of 64 columns)."""
     return ops().trellis_prepare(trellis.contiguous())
 
 
 def restore_trellis(planes: Tensor) -> Tensor:
-    """The inverse of `prepare_trellis`."""
+    """The inverse of `prepare_trellis` on the same device."""
     return ops().trellis_restore(planes.contiguous())
 
 

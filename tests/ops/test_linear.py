@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from linear_cases import GROUPS, ROWS, random_weight
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -26,41 +27,6 @@ from exl3.ops.trellis import prepare_trellis
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden" / "linear.safetensors"
 LARGE = 3
-ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 33, 47, 48, 64)
-
-
-def padded(dim: int) -> int:
-    return (dim + 127) // 128 * 128
-
-
-def random_weight(
-    k: int,
-    n: int,
-    bits: int,
-    codebook: Codebook = Codebook.MUL1,
-    *,
-    bias: bool = False,
-    seed: int = 0,
-) -> LinearWeight:
-    """Any bits are a valid trellis, so random ones are a random weight."""
-    g = torch.Generator().manual_seed(seed)
-    kp, n_pad = padded(k), padded(n)
-    shape = (kp // 16, n_pad // 16, 16 * bits)
-    trellis = torch.randint(-32768, 32768, shape, dtype=torch.int16, generator=g)
-
-    def scale(dim: int) -> Tensor:
-        sign = torch.randint(0, 2, (dim,), generator=g) * 2 - 1
-        return (sign * (0.5 + torch.rand(dim, generator=g))).half()
-
-    return LinearWeight(
-        prepare_trellis(trellis),
-        scale(kp),
-        scale(n_pad) / (kp**0.5),
-        torch.randn(n, generator=g) if bias else None,
-        codebook,
-        k,
-        n,
-    )
 
 
 def tolerance(bits: int, codebook: Codebook, m: int = 1) -> float:
@@ -112,9 +78,7 @@ def test_every_row_count(isa: str, bits: int) -> None:
         check(linear(x[:m], [weight]), want[:m], tolerance(bits, weight.codebook, m))
 
 
-@pytest.mark.parametrize(
-    ("k", "sizes"), [(576, (576, 192, 192)), (1536, (576,)), (128, (1152,)), (1152, (384, 130))]
-)
+@pytest.mark.parametrize(("k", "sizes"), GROUPS)
 @pytest.mark.parametrize("m", [1, 3, 17])
 def test_groups_and_padding(isa: str, k: int, sizes: tuple[int, ...], m: int) -> None:
     weights = [random_weight(k, n, 4, bias=i != 1, seed=i) for i, n in enumerate(sizes)]

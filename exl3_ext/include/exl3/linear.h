@@ -18,20 +18,25 @@ struct LinearWeightRef {
   Codebook codebook;
 };
 
-// For each weight w:  y_w = Hblk( Hblk(x' * suh) @ W' ) * svh + bias, cut to out_features, with
-// x' = x, or RMSNorm(x) when norm_weight is set, zero-extended from in_features to k. Then
-//   activation < 0:  y = [y_0 | y_1 | ...]
-//   otherwise:       y = act(y_0) * y_1 (count == 2, equal sizes)
-// and + residual if there is one.
-struct LinearParams {
-  const float* x;  // [m, in_features], rows x_stride apart
-  int64_t x_stride, m, in_features;
+// What every device needs to know of a call.
+struct LinearGroup {
+  int64_t m, in_features;
   int64_t k;                 // padded, a multiple of 128
   const float* norm_weight;  // [in_features] or null
   float norm_eps, norm_offset;
   LinearWeightRef w[kLinearGroup];
   int count;
-  int activation;         // -1: none; else 0 silu, 1 gelu, 2 gelu_tanh, 3 relu
+  int activation;  // -1: none; else 0 silu, 1 gelu, 2 gelu_tanh, 3 relu
+};
+
+// For each weight w:  y_w = Hblk( Hblk(x' * suh) @ W' ) * svh + bias, cut to out_features, with
+// x' = x, or RMSNorm(x) when norm_weight is set, zero-extended from in_features to k. Then
+//   activation < 0:  y = [y_0 | y_1 | ...]
+//   otherwise:       y = act(y_0) * y_1 (count == 2, equal sizes)
+// and + residual if there is one.
+struct LinearParams : LinearGroup {
+  const float* x;  // [m, in_features], rows x_stride apart
+  int64_t x_stride;
   const float* residual;  // [m, columns of y], rows residual_stride apart, may be y; or null
   int64_t residual_stride;
   float* y;  // [m, columns], rows y_stride apart

@@ -40,4 +40,26 @@ Status trellis_prepare_cpu(
     const TrellisPlanesParams& p);  // [b, kt, nt, 16*bits] -> [b, nt, kt, ..]
 Status trellis_restore_cpu(const TrellisPlanesParams& p);  // the inverse
 
+Status trellis_pack_cuda(const TrellisPackParams& p, CudaStream stream);
+Status trellis_unpack_cuda(const TrellisPackParams& p, CudaStream stream);
+Status trellis_decode_cuda(const TrellisDecodeParams& p, CudaStream stream);
+
+// On CUDA the planes are "lane words", in as many bytes: four tiles side by side (64 outputs) make
+// a group, and lane t of a warp owns the bits of positions 8t..8t+7 of each, 32*bits in all, as
+// `bits` uint32 words, tile 0 first, most significant bit first. v of them are loaded at once, v =
+// 4, 2 or 1 the largest that divides bits:  uint32 [n/64][k/16][bits/v][32 lanes][v].  n_tiles % 4
+// == 0.
+Status trellis_prepare_cuda(const TrellisPlanesParams& p, CudaStream stream);
+Status trellis_restore_cuda(const TrellisPlanesParams& p, CudaStream stream);
+
+// W' of whole groups of lane words.
+struct PlanesDecodeParams {
+  const uint32_t* words;  // [n/64][k/16][32*bits]
+  half_bits* w;           // [k, n], overwritten
+  int64_t k, n;           // k a multiple of 128, n of 64
+  int bits;
+  Codebook codebook;
+};
+Status planes_decode_cuda(const PlanesDecodeParams& p, CudaStream stream);
+
 }  // namespace exl3
