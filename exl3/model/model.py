@@ -19,6 +19,7 @@ from .config import Config
 from .decode import DecodeGraphs
 from .inputs import Params, check_cache, check_ids, check_params, make_batch
 from .load_options import LoadArguments, console_progress
+from .packing import WeightPacker
 from .storage import layout_tree, storage_info
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Model:
         options = LoadOptions(plain_dtype=self.config.infer_params.plain_dtype)
         total, start = len(self.modules), time.perf_counter()
         complete = False
+        packer = WeightPacker()
         try:
             with console_progress(arguments.progressbar, total) as report:
                 for done in range(total + 1):
@@ -94,11 +96,13 @@ class Model:
                     if arguments.callback is not None:
                         arguments.callback(done, total)
                     if done == total:
+                        packer.flush()
                         self._finish_load(time.perf_counter() - start)
                     complete = done == total
                     yield (done, total)
                     if done < total:
                         self.modules[done].load(self.config.stc, options)
+                        packer.add(self.modules[done])
         finally:
             if not complete:
                 self.unload()
