@@ -38,7 +38,8 @@ class Progress:
     def start(self, total: int, *, done: int = 0) -> None:
         """Begin counting; `done` was finished by an earlier run."""
         self._total, self._done, self._started_at = total, done, done
-        self._start = self._last_line = time.monotonic()
+        self._start = time.monotonic()
+        self._last_line = -_LINE_SECONDS
         if self.console.is_terminal:
             self._bar = RichProgress(
                 TextColumn("{task.description}"),

@@ -9,7 +9,8 @@ Source: BlockLDLQ, QuIP# (arXiv 2402.04396).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -99,6 +100,24 @@ def ldlq(problems: Sequence[Problem], *, bits: int, codebook: Codebook) -> list[
             raise ShapeError(
                 f"ldlq: expected ({size}, n), multiples of 128, got {tuple(p.weight.shape)}"
             )
+    with _one_torch_thread():
+        return _ldlq(problems, bits, codebook)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """The products here are small beside the search, and between two of them the encoder wants
+    every core: torch's threads would spin on those, waiting for their next task."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _ldlq(problems: Sequence[Problem], bits: int, codebook: Codebook) -> list[Encoded]:
+    size = problems[0].weight.shape[0]
     columns = [p.weight.shape[1] // TILE_DIM for p in problems]
     decoded = [torch.zeros_like(p.weight) for p in problems]
     errors = [torch.zeros_like(p.weight) for p in problems]

@@ -21,9 +21,10 @@ OUT_EXPONENT = 0.5
 """svh is the column's RMS to this power. The loss is the sum of svh^2 while each block's mean of
 (rms / svh)^2 is fixed, which the square root minimises."""
 
-IN_EXPONENT = 1.0
-"""suh is the row's RMS to this power. With error feedback the loss follows the determinant of the
-scaled Hessian, so the product of suh, which the RMS itself minimises."""
+IN_EXPONENT = 0.75
+"""suh is the row's RMS to this power. With perfect error feedback the loss would follow the product
+of suh, which the RMS itself minimises; without any, a power of one half is right. Measured on real
+layers, 0.75 gave the least loss."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class QuantizeOptions:
     codebook: Codebook = Codebook.MUL1
     out_scales: str = "always"
     seed: int = 0
-    damping: float = 0.025
+    damping: float = 0.01
     """Share of the mean diagonal that is added to the Hessian's diagonal."""
     refit: bool = True
     """Fit both scales again after encoding."""
