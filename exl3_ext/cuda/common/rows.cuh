@@ -29,30 +29,60 @@ static __device__ __forceinline__ void store_value(void* data, DType type, int64
   }
 }
 
-// `count` (0..4) values from `at` on, `at` a multiple of 4; the rest are 0. One wide load where the
-// address allows it.
-static __device__ __forceinline__ void load4(const void* data, DType type, int64_t at, int count,
-                                             float (&v)[4]) {
+// Four neighbouring values as they were loaded: 4 floats, or 4 halves in x and y. Apart from their
+// conversion, so that several loads can be in flight.
+static __device__ __forceinline__ uint4 load_raw4(const void* data, DType type, int64_t at,
+                                                  int count) {
   const int size = type == DType::kFloat32 ? 4 : 2;
   const char* from = static_cast<const char*>(data) + at * size;
+  uint4 raw{};
   if (count == 4 && reinterpret_cast<uintptr_t>(from) % (4 * size) == 0) {
-    if (type == DType::kFloat32) {
-      const float4 f = *reinterpret_cast<const float4*>(from);
-      v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
-      return;
+    if (size == 4) {
+      raw = *reinterpret_cast<const uint4*>(from);
+    } else {
+      const uint2 u = *reinterpret_cast<const uint2*>(from);
+      raw.x = u.x, raw.y = u.y;
     }
-    const uint2 u = *reinterpret_cast<const uint2*>(from);
-    const uint32_t h[4] = {u.x & 0xFFFFu, u.x >> 16, u.y & 0xFFFFu, u.y >> 16};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      v[i] = type == DType::kFloat16
-                 ? __half2float(__ushort_as_half(static_cast<unsigned short>(h[i])))
-                 : __uint_as_float(h[i] << 16);
-    }
-    return;
+  } else if (size == 4) {
+    const auto* word = reinterpret_cast<const uint32_t*>(from);
+    if (count > 0) raw.x = word[0];
+    if (count > 1) raw.y = word[1];
+    if (count > 2) raw.z = word[2];
+    if (count > 3) raw.w = word[3];
+  } else {
+    const auto* half = reinterpret_cast<const uint16_t*>(from);
+    if (count > 0) raw.x = half[0];
+    if (count > 1) raw.x |= static_cast<uint32_t>(half[1]) << 16;
+    if (count > 2) raw.y = half[2];
+    if (count > 3) raw.y |= static_cast<uint32_t>(half[3]) << 16;
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) v[i] = i < count ? load_value(data, type, at + i) : 0.0f;
+  return raw;
+}
+
+static __device__ __forceinline__ void convert4(const uint4& raw, DType type, float (&v)[4]) {
+  if (type == DType::kFloat32) {
+    v[0] = __uint_as_float(raw.x), v[1] = __uint_as_float(raw.y);
+    v[2] = __uint_as_float(raw.z), v[3] = __uint_as_float(raw.w);
+  } else if (type == DType::kFloat16) {
+    const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&raw.x));
+    const float2 b = __half22float2(*reinterpret_cast<const __half2*>(&raw.y));
+    v[0] = a.x, v[1] = a.y, v[2] = b.x, v[3] = b.y;
+  } else {
+    v[0] = __uint_as_float(raw.x << 16), v[1] = __uint_as_float(raw.x & 0xFFFF0000u);
+    v[2] = __uint_as_float(raw.y << 16), v[3] = __uint_as_float(raw.y & 0xFFFF0000u);
+  }
+}
+
+// `count` (0..4) values from `at` on; the rest are 0. One wide load where the address allows it.
+static __device__ __forceinline__ void load4(const void* data, DType type, int64_t at, int count,
+                                             float (&v)[4]) {
+  convert4(load_raw4(data, type, at, count), type, v);
+}
+
+// How many of the four values from `column` on are inside a row of `columns`.
+static __device__ __forceinline__ int count4(int64_t column, int64_t columns) {
+  const int64_t left = columns - column;
+  return left >= 4 ? 4 : left > 0 ? static_cast<int>(left) : 0;
 }
 
 static __device__ __forceinline__ float half_value(half_bits bits) {

@@ -13,11 +13,6 @@ using namespace cuda;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 
-__device__ __forceinline__ int count_of(int64_t column, int64_t columns) {
-  const int64_t left = columns - column;
-  return left >= 4 ? 4 : left > 0 ? static_cast<int>(left) : 0;
-}
-
 // 1 / sqrt(mean square) of the row, the same in every thread; 1 for a row of zeros.
 __device__ float inverse_rms(const InputSideParams& p, int64_t row, float* mean_square) {
   __shared__ float sums[kWarps];
@@ -25,7 +20,7 @@ __device__ float inverse_rms(const InputSideParams& p, int64_t row, float* mean_
   float sum = 0.0f;
   for (int64_t column = threadIdx.x * 4; column < p.in_features; column += kThreads * 4) {
     float v[4];
-    load4(p.x.data, p.x.type, row * p.x.stride + column, count_of(column, p.in_features), v);
+    load4(p.x.data, p.x.type, row * p.x.stride + column, count4(column, p.in_features), v);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum = fmaf(v[i], v[i], sum);
   }
@@ -52,7 +47,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (int64_t column = (warp * kWarp + lane) * 4; column < p.k; column += kThreads * 4) {
     float v[4];
-    load4(p.x.data, p.x.type, row * p.x.stride + column, count_of(column, p.in_features), v);
+    load4(p.x.data, p.x.type, row * p.x.stride + column, count4(column, p.in_features), v);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       v[i] *= inverse * half_value(p.suh[column + i]);

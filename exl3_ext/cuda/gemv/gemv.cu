@@ -1,0 +1,163 @@
+// Launches of the small-batch product: instances by bit rate, kind of product and fragments.
+#include <algorithm>
+
+#include "cuda/gemv/gemv.cuh"
+#include "cuda/gemv/gemv_input.cuh"
+
+namespace exl3 {
+namespace {
+
+using namespace cuda;
+
+// Thread blocks of a multiprocessor, which caps registers: 64, 80 or 128 a thread.
+constexpr int gemv_blocks(bool integer, int fragments) {
+  if (integer) return fragments == 1 ? 4 : fragments == 2 ? 3 : 2;
+  return fragments == 1 ? 3 : 2;
+}
+
+void* at_row(const Rows& rows, int64_t row) {
+  if (rows.data == nullptr) return nullptr;
+  const int64_t size = rows.type == DType::kFloat32 ? 4 : 2;
+  return static_cast<char*>(rows.data) + row * rows.stride * size;
+}
+
+// `grid` thread blocks in clusters; may start while the launch before ends.
+template <class Kernel, class... Args>
+Status start(Kernel* kernel, dim3 grid, int threads, int cluster, int shared_bytes,
+             CudaStream stream, const Args&... args) {
+  if (shared_bytes > 40 * 1024 &&  // 48 KiB with the static part
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes) !=
+          cudaSuccess) {
+    return Status::kDeviceError;
+  }
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  if (gemv_device().clusters) {
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    config.numAttrs = 2;
+  }
+  return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? Status::kOk
+                                                                     : Status::kDeviceError;
+}
+
+template <class Product, int kBits>
+Status run(const GemvParams& p, const GemvShared& sizes, unsigned grid, CudaStream stream) {
+  using Input = typename Product::Input;
+  if (!gemv_fused(static_cast<int>(p.m))) {
+    const int64_t bytes = p.count * (p.k / kTileDim) * Input::kStepWords * 4;
+    const dim3 rows(static_cast<unsigned>(p.m), static_cast<unsigned>(p.count));
+    const Status status =
+        start(gemv_input_kernel<Input>, rows, kInputWarps * kWarp, 1, 0, stream, p, bytes);
+    if (status != Status::kOk) return status;
+  }
+  constexpr int kFragments = Input::kStepWords / (Input::kInteger ? kWarp : 2 * kWarp);
+  return start(gemv_kernel<kBits, Product, gemv_blocks(Input::kInteger, kFragments)>, dim3(grid),
+               kGemvThreads, p.config.cluster, sizes.total, stream, p, sizes);
+}
+
+template <int kBits>
+Status pick(const GemvParams& p, const GemvShared& sizes, unsigned grid, CudaStream stream) {
+  if (p.w[0].codebook == Codebook::kMul1) {
+    switch (p.config.fragments) {
+      case 1:
+        return run<IntegerProduct<kBits, 1>, kBits>(p, sizes, grid, stream);
+      case 2:
+        return run<IntegerProduct<kBits, 2>, kBits>(p, sizes, grid, stream);
+      case 4:
+        return run<IntegerProduct<kBits, 4>, kBits>(p, sizes, grid, stream);
+    }
+    return Status::kNoKernel;
+  }
+  switch (p.config.fragments) {
+    case 1:
+      return run<HalfProduct<kBits, 1>, kBits>(p, sizes, grid, stream);
+    case 2:
+      return run<HalfProduct<kBits, 2>, kBits>(p, sizes, grid, stream);
+  }
+  return Status::kNoKernel;
+}
+
+Status pick_bits(const GemvParams& p, const GemvShared& sizes, unsigned grid, CudaStream stream) {
+  switch (p.w[0].bits) {
+    case 1:
+      return pick<1>(p, sizes, grid, stream);
+    case 2:
+      return pick<2>(p, sizes, grid, stream);
+    case 3:
+      return pick<3>(p, sizes, grid, stream);
+    case 4:
+      return pick<4>(p, sizes, grid, stream);
+    case 5:
+      return pick<5>(p, sizes, grid, stream);
+    case 6:
+      return pick<6>(p, sizes, grid, stream);
+    case 7:
+      return pick<7>(p, sizes, grid, stream);
+    case 8:
+      return pick<8>(p, sizes, grid, stream);
+  }
+  return Status::kNoKernel;
+}
+
+}  // namespace
+
+GemvDevice gemv_device() {
+  constexpr int kDevices = 32;
+  static GemvDevice known[kDevices] = {};
+  int index = 0;
+  if (cudaGetDevice(&index) != cudaSuccess || index >= kDevices) index = 0;
+  GemvDevice& d = known[index];
+  if (d.multiprocessors == 0) {
+    GemvDevice found{};
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
+    cudaDeviceGetAttribute(&found.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+    cudaDeviceGetAttribute(&found.shared_bytes_all, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                           index);
+    found.shared_bytes -= static_cast<int>(sizeof(GemvScales) + sizeof(GemvOutputs));
+    found.clusters = major >= 9;
+    cudaDeviceGetAttribute(&found.multiprocessors, cudaDevAttrMultiProcessorCount, index);
+    d = found;
+  }
+  return d;
+}
+
+int64_t gemv_workspace_bytes(const LinearGroup& group, const GemvConfig& config) {
+  if (gemv_fused(static_cast<int>(std::min<int64_t>(group.m, config.rows)))) return 0;
+  const bool integer = group.w[0].codebook == Codebook::kMul1;
+  const int64_t words =
+      group.count * (group.k / kTileDim) * gemv_step_bytes(integer, config.fragments);
+  return words + (2 * group.count + 1) * kGemvMaxRows * 4;
+}
+
+Status gemv_cuda(const GemvParams& params, CudaStream stream) {
+  const GemvConfig& config = params.config;
+  if (config.rows < 1 || params.k % kHadamardDim != 0) return Status::kNoKernel;
+  const bool pair = params.activation >= 0;
+  int64_t units = 0;
+  for (int i = 0; i < (pair ? 1 : params.count); ++i) units += params.w[i].n / kHadamardDim;
+  for (int64_t row = 0; row < params.m; row += config.rows) {
+    GemvParams p = params;
+    p.m = std::min<int64_t>(config.rows, params.m - row);
+    p.x.data = at_row(params.x, row);
+    p.y.data = at_row(params.y, row);
+    p.residual.data = at_row(params.residual, row);
+    const GemvShared sizes =
+        gemv_shared(p.w[0].codebook == Codebook::kMul1, pair, p.w[0].bits, config.fragments,
+                    config.rows, static_cast<int>(p.k / kHadamardDim), config.cluster);
+    const Status status =
+        pick_bits(p, sizes, static_cast<unsigned>(units * config.cluster), stream);
+    if (status != Status::kOk) return status;
+  }
+  return Status::kOk;
+}
+
+}  // namespace exl3
