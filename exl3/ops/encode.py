@@ -45,7 +45,7 @@ class SearchTable:
 
 
 @cache
-def search_table(codebook: Codebook, bits: int) -> SearchTable:
+def search_table(codebook: Codebook, bits: int, device: torch.device | str = "cpu") -> SearchTable:
     """The edges of one codebook and bit rate in fixed point.
 
     Up to 4 bits an edge is c^2 - 2wc as two products of int16, all multiples of 2^bits; above,
@@ -59,6 +59,7 @@ def search_table(codebook: Codebook, bits: int) -> SearchTable:
         unit, scale = most**2 / 65535, 32767 / most
         gain = int(32767 / 2**bits / (2 / unit / scale * limit))
         weight_scale = -2 * gain / unit / scale
+        limit *= 0.99  # then y * 2^bits is the sum of a signed byte and 256 times another
         first, second = (values**2 / unit).round() - 32768, (values * scale).round()
     else:
         weight_scale, gain = math.floor(32767 / (most + limit)), 0
@@ -69,15 +70,15 @@ def search_table(codebook: Codebook, bits: int) -> SearchTable:
     if fan < LANES:  # lanes of a row repeat its LANES / fan predecessors
         rows = rows.view(fan, -1, LANES // fan, fan, 2).transpose(2, 3)
     rows = rows.reshape(fan, -1, LANES, 2).transpose(0, 1).contiguous()
-    return SearchTable(exact, rows, limit, weight_scale, gain)
+    return SearchTable(exact.to(device), rows.to(device), limit, weight_scale, gain)
 
 
 def trellis_encode(tiles: Tensor, *, bits: int, codebook: Codebook) -> tuple[Tensor, Tensor]:
     """Encode tiles one by one: a Viterbi search over 16-bit states, closed into a circle.
 
     The result depends on the tile alone: not on the thread count, the other tiles of the call or
-    the instruction level. A call cannot be interrupted, so keep it to about a second of work
-    (some thousand tiles a core).
+    the device or the instruction level. A call cannot be interrupted, so keep it to about a second
+    of work (some thousand tiles a core).
 
     Args:
         tiles: float32 (t, 256), contiguous, in stored order (format page, section 2), on the scale
@@ -99,7 +100,7 @@ def trellis_encode(tiles: Tensor, *, bits: int, codebook: Codebook) -> tuple[Ten
             f"trellis_encode: tiles is {tiles.dtype} {tuple(tiles.shape)}, "
             f"expected torch.float32 (t, {TILE})"
         )
-    search = search_table(Codebook(codebook), bits)
+    search = search_table(Codebook(codebook), bits, tiles.device)
     return ops().trellis_encode(
         tiles.contiguous(),
         search.values,

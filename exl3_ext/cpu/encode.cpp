@@ -25,16 +25,8 @@
 namespace exl3 {
 namespace {
 
-constexpr int kRing = 512;       // steps that can be traced back, a power of two
-constexpr int kMaxSteps = 1024;  // then the lap is forced
-constexpr int kStagger = 320;    // keeps the rows of different tiles in different cache sets
-
-// Steps beyond a lap before the first trace, and between traces.
-struct Patience {
-  int first, more;
-};
-constexpr Patience kPatience[9] = {{0, 0},   {128, 64}, {96, 64}, {96, 64}, {64, 64},
-                                   {48, 32}, {32, 32},  {32, 32}, {32, 32}};
+constexpr int kRing = kEncodeRing;
+constexpr int kStagger = 320;  // keeps the rows of different tiles in different cache sets
 
 int64_t slot_bytes(int bits) {
   const int64_t nodes = kStates >> bits;
@@ -62,7 +54,7 @@ class Walk {
       weight_[i] = static_cast<int16_t>(std::lrint(inside * p_->weight_scale));
     }
     start(0, -1);
-    goal_ = kTileNumel + kPatience[p_->bits].first;
+    goal_ = kTileNumel + kEncodePatience[p_->bits].first;
   }
 
   void fill(EncodeStep::Tile& t) {
@@ -90,8 +82,8 @@ class Walk {
       write(p);
       return true;
     }
-    if (step_ < kMaxSteps) {
-      goal_ += kPatience[p_->bits].more;
+    if (step_ < kEncodeMaxSteps) {
+      goal_ += kEncodePatience[p_->bits].more;
       return false;
     }
     const int from = step_ - 3 * kTileNumel / 4;

@@ -17,8 +17,6 @@
 namespace exl3 {
 
 constexpr int kEncodeBatch = 4;              // tiles that share each load of the table
-constexpr int32_t kEncodeCap = 800'000'000;  // costs are at most this: base + edge cannot overflow
-constexpr int32_t kEncodeShift = 500'000'000;  // at most this is taken off in one step
 
 struct EncodeStep {
   const int16_t* table;

@@ -1,0 +1,8 @@
+#include "cuda/encode/search.cuh"
+
+namespace exl3::cuda {
+
+template Status launch_search<2>(const EncodeParams&, const SearchShape&, CudaStream);
+template int64_t search_block_bytes<2>(int);
+
+}  // namespace exl3::cuda
