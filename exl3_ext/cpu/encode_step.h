@@ -16,7 +16,7 @@
 
 namespace exl3 {
 
-constexpr int kEncodeBatch = 4;              // tiles that share each load of the table
+constexpr int kEncodeBatch = 4;  // tiles that share each load of the table
 
 struct EncodeStep {
   const int16_t* table;

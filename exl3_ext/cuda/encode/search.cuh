@@ -188,8 +188,8 @@ Status launch_search(const EncodeParams& p, const SearchShape& shape, CudaStream
 template <int K>
 int64_t search_block_bytes(int tiles) {
   constexpr int kMost = most_tiles(K);
-  return tiles == kMost ? Plan<K, kMost>::kBlockBytes
-                        : Plan<K, kMost == 1 ? 1 : kMost / 2>::kBlockBytes;
+  return tiles == kMost ? Plan<K, kMost>::kBlockBytes : Plan < K,
+         kMost == 1 ? 1 : kMost / 2 > ::kBlockBytes;
 }
 
 }  // namespace exl3::cuda

@@ -18,8 +18,8 @@ static __device__ __forceinline__ int warp_min(int v) {
 
 // What the weight of a step does to the edges of a tile.
 struct Pull {
-  int32_t low, high;  // of the dot products, T = 1
-  int32_t scale;      // of the table's second number, or -2y
+  int32_t low, high;    // of the dot products, T = 1
+  int32_t scale;        // of the table's second number, or -2y
   int32_t first, last;  // a cost starts from the first and is lowered by the last
 };
 
@@ -52,8 +52,8 @@ static __device__ __forceinline__ void relax(int32_t (&best)[T], const Cost<T>& 
     best[0] = min(best[0], a + (b << 8));
   } else {
     // The two halves of the machine that can unpack take turns.
-    const int second = e & 1 ? __dp2a_lo(static_cast<int>(pair), 0x0100, 0)
-                             : static_cast<int>(pair) >> 16;
+    const int second =
+        e & 1 ? __dp2a_lo(static_cast<int>(pair), 0x0100, 0) : static_cast<int>(pair) >> 16;
     const int base = static_cast<int16_t>(pair) * gain;
 #pragma unroll
     for (int t = 0; t < T; ++t)
@@ -62,9 +62,10 @@ static __device__ __forceinline__ void relax(int32_t (&best)[T], const Cost<T>& 
 }
 
 template <int K, int T>
-static __device__ __forceinline__ void relax_all(
-    int32_t (&best)[Plan<K, T>::kMine][T], const uint32_t (&mine)[Plan<K, T>::kInRegisters],
-    const Shared<K, T>& s, const uint4* rest, const Pull (&pulls)[T], int gain) {
+static __device__ __forceinline__ void relax_all(int32_t (&best)[Plan<K, T>::kMine][T],
+                                                 const uint32_t (&mine)[Plan<K, T>::kInRegisters],
+                                                 const Shared<K, T>& s, const uint4* rest,
+                                                 const Pull (&pulls)[T], int gain) {
   using P = Plan<K, T>;
   const int tid = threadIdx.x;
   const Cost<T>* before = s.cost + P::place(P::first_pred(tid) * P::kGroups + P::group(tid, 0));
@@ -78,9 +79,10 @@ static __device__ __forceinline__ void relax_all(
       for (int j = 0; j < P::kSuccs; ++j) {
         const int e = (g * P::kPreds + h) * P::kSuccs + j, out = e - P::kInRegisters;
         if (out >= 0 && out % 4 == 0)
-          quad = out < P::kInShared ? s.table[out / 4][tid]
-                                    : __ldcg(rest + (out - P::kInShared) / 4 * kSearchThreads + tid);
-        const uint32_t pair = out < 0         ? mine[out < 0 ? e : 0]
+          quad = out < P::kInShared
+                     ? s.table[out / 4][tid]
+                     : __ldcg(rest + (out - P::kInShared) / 4 * kSearchThreads + tid);
+        const uint32_t pair = out < 0        ? mine[out < 0 ? e : 0]
                               : out % 4 == 0 ? quad.x
                               : out % 4 == 1 ? quad.y
                               : out % 4 == 2 ? quad.z
