@@ -65,9 +65,9 @@ def block_ldl(hessian: Tensor, damping: float) -> Tensor:
         )
     cholesky = _damped_cholesky(hessian.to(torch.float64), damping)
     count = size // TILE_DIM
-    places = torch.arange(count)
+    places = torch.arange(count, device=hessian.device)
     diagonal = cholesky.reshape(count, TILE_DIM, count, TILE_DIM)[places, :, places, :]
-    identity = torch.eye(TILE_DIM, dtype=torch.float64).expand_as(diagonal)
+    identity = torch.eye(TILE_DIM, dtype=torch.float64, device=hessian.device).expand_as(diagonal)
     inverse = torch.linalg.solve_triangular(diagonal, identity, upper=False)
     lower = torch.einsum("kbi,bij->kbj", cholesky.reshape(size, count, TILE_DIM), inverse)
     lower.reshape(count, TILE_DIM, count, TILE_DIM)[places, :, places, :] = identity  # exactly
@@ -122,7 +122,8 @@ def _ldlq(problems: Sequence[Problem], bits: int, codebook: Codebook) -> list[En
     decoded = [torch.zeros_like(p.weight) for p in problems]
     errors = [torch.zeros_like(p.weight) for p in problems]
     trellis = [
-        torch.zeros(size // TILE_DIM, c, TILE_DIM * bits, dtype=torch.int16) for c in columns
+        p.weight.new_zeros(size // TILE_DIM, c, TILE_DIM * bits, dtype=torch.int16)
+        for p, c in zip(problems, columns, strict=True)
     ]
     for stop in range(size, 0, -HADAMARD_DIM):
         start = stop - HADAMARD_DIM

@@ -24,7 +24,7 @@ def padded(size: int) -> int:
 def pad_weight(weight: Tensor) -> Tensor:
     """(in, out) -> float32 (k, n), zero-padded; always a new tensor."""
     rows, columns = weight.shape
-    result = torch.zeros(padded(rows), padded(columns))
+    result = weight.new_zeros(padded(rows), padded(columns), dtype=torch.float32)
     result[:rows, :columns] = weight
     return result
 
@@ -47,21 +47,23 @@ def tile_order() -> Tensor:
 
 
 @cache
-def _tile_order_inverse() -> Tensor:
-    return torch.argsort(tile_order())
+def _orders(device: torch.device) -> tuple[Tensor, Tensor]:
+    """`tile_order` and its inverse on a device."""
+    order = tile_order()
+    return order.to(device), torch.argsort(order).to(device)
 
 
 def to_tiles(weight: Tensor) -> Tensor:
     """(k, n) -> (k/16 * n/16, 256): tiles row by row, each in stored order."""
     rows, columns = weight.shape[0] // TILE_DIM, weight.shape[1] // TILE_DIM
     tiles = weight.reshape(rows, TILE_DIM, columns, TILE_DIM).transpose(1, 2)
-    return tiles.reshape(rows * columns, TILE_NUMEL)[:, tile_order()]
+    return tiles.reshape(rows * columns, TILE_NUMEL)[:, _orders(weight.device)[0]]
 
 
 def from_tiles(tiles: Tensor, columns: int) -> Tensor:
     """Inverse of `to_tiles`; `columns` is n/16."""
     rows = tiles.shape[0] // columns
-    weight = tiles[:, _tile_order_inverse()].reshape(rows, columns, TILE_DIM, TILE_DIM)
+    weight = tiles[:, _orders(tiles.device)[1]].reshape(rows, columns, TILE_DIM, TILE_DIM)
     return weight.transpose(1, 2).reshape(rows * TILE_DIM, columns * TILE_DIM)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from .hessian import Hessian
 from .ldlq import Encoded, Problem, block_ldl, ldlq
-from .packing import pad_square, pad_weight
+from .packing import pad_square, pad_weight, padded
 from .refit import refit_scales
 from .regularize import (
     Regularized,
@@ -66,7 +66,8 @@ def quantize_group(
         _check(job, hessian)
     note = hessian.problem()
     matrix = None if note else pad_square(hessian.matrix)
-    signs = random_signs(share_key, seed=options.seed, size=pad_weight(jobs[0].weight).shape[0])
+    size = padded(jobs[0].weight.shape[0])
+    signs = random_signs(share_key, seed=options.seed, size=size).to(jobs[0].weight.device)
     prepared = [_prepare(job, matrix, signs, options) for job in jobs]
     results: dict[str, QuantizedLinear] = {}
     for bits in sorted({job.bits for job in jobs}):
@@ -114,6 +115,7 @@ def _prepare(
     """Regularise; under `auto`, both ways, keeping the one whose trial promises less loss."""
     weight = pad_weight(job.weight)
     out_signs = random_signs(job.key, seed=options.seed, size=weight.shape[1])
+    out_signs = out_signs.to(weight.device)
     ways = {"always": (True,), "never": (False,), "auto": (True, False)}[options.out_scales]
     candidates = []
     for out_scales in ways:

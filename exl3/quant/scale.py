@@ -64,13 +64,13 @@ def _sample(problem: Problem, bits: int, seed: int) -> Tensor:
     tiles = to_tiles(problem.weight)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randint(len(tiles), (SAMPLE_TILES,), generator=generator)
-    sample = tiles[chosen]
+    sample = tiles[chosen.to(tiles.device)]
     if problem.lower is None:
         return sample
     # Each row of feedback is L^T E: its variance is that of E times the column's squared norm
     # without the unit diagonal block.
     gain = problem.lower.square().sum(0).mean() - 1
-    noise = torch.randn(sample.shape, generator=generator)
+    noise = torch.randn(sample.shape, generator=generator).to(sample.device)
     error = 1.1 * 4.0**-bits * problem.weight.square().mean()
     return sample + noise * math.sqrt(max(float(gain * error), 0.0))
 
