@@ -222,3 +222,26 @@ def test_same_bytes_twice() -> None:
     job = LinearJob("m.a", random_weight(128, 128), 2)
     first, second = (quantize(job, hessian=hessian_of(inputs(128)))[0].tensors for _ in range(2))
     assert torch.equal(first.trellis, second.trellis) and torch.equal(first.suh, second.suh)
+
+
+def quantize_pair(device: str) -> Sequence[QuantizedLinear]:
+    found = hessian_of(inputs(256))
+    jobs = [
+        LinearJob("m.q", random_weight(256, 384).to(device), 4),
+        LinearJob("m.k", random_weight(256, 128, seed=2).to(device), 3),
+    ]
+    return quantize(*jobs, hessian=Hessian(found.matrix.to(device), found.count))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_cuda_device() -> None:
+    """The CPU's quality, the same bytes twice, and everything stays on the device."""
+    first, again, cpu = quantize_pair("cuda"), quantize_pair("cuda"), quantize_pair("cpu")
+    for a, b, c in zip(first, again, cpu, strict=True):
+        t = a.tensors
+        assert t.trellis.is_cuda and torch.equal(t.trellis, b.tensors.trellis)
+        assert torch.equal(t.suh, b.tensors.suh) and torch.equal(t.svh, b.tensors.svh)
+        assert a.report.proxy_error == pytest.approx(c.report.proxy_error, rel=0.03)
+        stored = reconstruct(t.trellis.cpu(), t.suh.cpu(), t.svh.cpu(), t.codebook)
+        torch.testing.assert_close(stored[:256, : a.weight.shape[1]], a.weight.cpu())
