@@ -30,3 +30,13 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """A CUDA device with compiled kernels; the test is skipped without one."""
+    import exl3_ext
+
+    if not exl3_ext.has_cuda():
+        pytest.skip("no CUDA device, or the CUDA library is not built")
+    return torch.device("cuda", torch.cuda.current_device())

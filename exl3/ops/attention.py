@@ -37,10 +37,11 @@ def paged_attention(
 
     The queries of sequence b are rows query_starts[b] up to query_starts[b + 1]; the last one is at
     position seq_lens[b] - 1. A query that sees no key gets zeros, as do rows of no sequence. The
-    result of a sequence does not depend on the others nor on the number of threads.
+    result of a sequence depends neither on the number of threads nor, on the CPU, on the others.
 
     Args:
-        qkv: float32 (m, >= q_heads*head_dim): q in the first columns; rows may be strided.
+        qkv: float32, on CUDA also float16, (m, >= q_heads*head_dim): q in the first columns; rows
+            may be strided.
         k_cache: float16 (pages, 256, kv_heads, head_dim).
         v_cache: float16 (pages, 256, kv_heads, v_head_dim).
         page_table: int32 (bsz, max_pages); entries past a sequence's pages are never read.
@@ -52,10 +53,11 @@ def paged_attention(
         softcap: scores become softcap * tanh(score / softcap); 0: off.
         causal: a query sees no key after its own; otherwise it sees up to seq_lens[b].
     Returns:
-        float32 (m, q_heads*v_head_dim).
+        Like qkv, (m, q_heads*v_head_dim). CUDA multiplies in float16 with float32 sums.
     Raises:
         RuntimeError: wrong dtype, shape or layout; at run time a length, start or page in use that
-            lies outside its table.
+            lies outside its table. CUDA reports none of these three: a bad length counts as 0, keys
+            of a bad page are left out. There head dims are multiples of 8 up to 256.
     Source: online softmax, Milakov and Gimelshein, arXiv 1805.02867; paging, arXiv 2309.06180.
     """
     sequences = (page_table, seq_lens, query_starts)

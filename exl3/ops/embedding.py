@@ -10,7 +10,9 @@ from .registry import fake, ops
 
 @fake("embedding")
 def _(ids: Tensor, table: Tensor, scale: float) -> Tensor:
-    return table.new_empty((ids.shape[0], table.shape[1]), dtype=torch.float32)
+    wide = table.device.type == "cpu" or table.dtype == torch.float32
+    dtype = torch.float32 if wide else torch.float16
+    return table.new_empty((ids.shape[0], table.shape[1]), dtype=dtype)
 
 
 def embedding(ids: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
@@ -21,10 +23,11 @@ def embedding(ids: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
         table: float16, bfloat16 or float32 (V, d), contiguous.
         scale: factor applied in float32.
     Returns:
-        float32 (m, d).
+        float32 (m, d); on CUDA float16, unless the table is float32.
     Raises:
         RuntimeError: wrong dtype, shape or layout, or an id outside the table, also when a
-            recorded graph is replayed; nothing is read or written then.
+            recorded graph is replayed; nothing is read or written then. CUDA reports no such id:
+            its row is NaN.
     """
     return ops().embedding(ids, table, scale)
 

@@ -17,12 +17,12 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, weight_offset: flo
     """x / sqrt(mean(x^2) + eps) * (weight + weight_offset) over the last dim.
 
     Args:
-        x: float32 (..., dim); rows may be strided when x is a matrix.
+        x: float32, on CUDA also float16, (..., dim); rows may be strided when x is a matrix.
         weight: float32 (dim,), or None for no scale.
         eps: added to the mean square.
         weight_offset: 1.0 for models that store the weight minus one.
     Returns:
-        float32, shape of x, contiguous.
+        Like x, contiguous.
     Raises:
         RuntimeError: wrong dtype, shape or layout.
     Source: Zhang and Sennrich, arXiv 1910.07467.

@@ -67,7 +67,7 @@ def rope_append_(
 
     Args:
         qkv: float32 (m, q_heads*head_dim + kv_heads*(head_dim + v_head_dim)): q, k, v; rows may be
-            strided. The q and k parts are overwritten.
+            strided; on CUDA also float16. The q and k parts are overwritten.
         table: float32 (m, rot) of `rope_table`, rot even and at most head_dim: only the first rot
             dims of a head turn. None: no rotation.
         k_cache: float16 (pages, 256, kv_heads, head_dim), or None with v_cache and slots: no cache.
@@ -79,7 +79,7 @@ def rope_append_(
         interleaved: pairs are (2i, 2i+1); otherwise (i, i + rot/2).
     Raises:
         RuntimeError: wrong dtype, shape or layout, or a slot past the cache (nothing is written
-            then).
+            then); CUDA does not report such a slot, and does not store its row.
     """
     v_dim = head_dim if v_head_dim is None else v_head_dim
     cache = (k_cache, v_cache, slots)

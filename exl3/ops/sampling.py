@@ -17,7 +17,8 @@ def argmax(logits: Tensor, valid: int) -> Tensor:
     """The lowest column of the greatest value of each row.
 
     Args:
-        logits: float32 (m, V); rows may be strided. NaN counts as less than everything.
+        logits: float32, on CUDA also float16, (m, V); rows may be strided. NaN counts as less than
+            everything.
         valid: only columns below it are looked at, 1..V; padding of the head lies above.
     Returns:
         int64 (m,). A row of nothing but NaN gives 0.

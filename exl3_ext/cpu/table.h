@@ -17,15 +17,30 @@ struct LinearParams;
 struct LinearPlan;
 struct LinearStrips;
 struct LinearWeightPlan;
-struct RmsNormParams;
-struct GatedActivationParams;
-struct EmbeddingParams;
-struct ArgmaxParams;
 struct RopeTableParams;
-struct RopeAppendParams;
-struct AttentionParams;
 struct AttentionTask;
 struct AttentionMerge;
+
+// Also of float16 on CUDA.
+template <class T>
+struct RmsNorm;
+template <class T>
+struct GatedActivation;
+template <class T>
+struct Embedding;
+template <class T>
+struct Argmax;
+template <class T>
+struct RopeAppend;
+template <class T>
+struct Attention;
+
+using RmsNormParams = RmsNorm<float>;
+using GatedActivationParams = GatedActivation<float>;
+using EmbeddingParams = Embedding<float>;
+using ArgmaxParams = Argmax<float>;
+using RopeAppendParams = RopeAppend<float>;
+using AttentionParams = Attention<float>;
 
 struct KernelTable {
   // One step of the trellis search of some tiles.

@@ -1,0 +1,83 @@
+// out = softmax(softcap(scale * q k^T) + mask) v over a paged float16 cache.
+// Work split: a block takes a tile of rows of one kv head (its q heads share every key it reads)
+// and a chunk of the keys, 4 warps, keys in tiles of 64 through shared memory, two ahead. Few rows
+// (decode): 16 rows, the warps split the keys; many: 64 rows, the warps split the rows. Products on
+// tensor cores with float32 sums; the softmax is online. Chunks are summed in order by the block
+// that finishes last, so results repeat bit for bit. Shared memory: 75 KB at head dim 128. Bound:
+// bytes of K and V in decode, tensor cores in prefill. Needs sm_80.
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "cuda/attention/attention.cuh"
+
+namespace exl3 {
+namespace {
+
+using namespace cuda;
+
+constexpr int64_t kDecodeBlocks = 2048;  // chunks fill up to so many blocks
+constexpr int64_t kPrefillBlocks = 528;
+constexpr int kDevices = 64;
+
+template <int D, bool kDecode>
+Status start(const AttentionCudaParams& p, CudaStream stream) {
+  using Shape = AttentionShape<D, kDecode>;
+  auto* kernel = attention_kernel<D, kDecode>;
+  static std::atomic<bool> ready[kDevices];
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return Status::kDeviceError;
+  if (device >= kDevices || !ready[device].load(std::memory_order_relaxed)) {
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes) !=
+        cudaSuccess) {
+      return Status::kDeviceError;
+    }
+    if (device < kDevices) ready[device].store(true, std::memory_order_relaxed);
+  }
+  const dim3 grid(static_cast<unsigned>(p.tiles * p.a.kv_heads),
+                  static_cast<unsigned>(p.max_chunks));
+  kernel<<<grid, kAttentionThreads, Shape::kBytes, stream>>>(p);
+  return launch_status();
+}
+
+template <bool kDecode>
+Status start_for_dim(const AttentionCudaParams& p, CudaStream stream) {
+  const int dim = p.a.head_dim > p.a.v_head_dim ? p.a.head_dim : p.a.v_head_dim;
+  if (dim <= 64) return start<64, kDecode>(p, stream);
+  if (dim <= 96) return start<96, kDecode>(p, stream);
+  if (dim <= 128) return start<128, kDecode>(p, stream);
+  if (dim <= 192) return start<192, kDecode>(p, stream);
+  if (dim <= 256) return start<256, kDecode>(p, stream);
+  return Status::kNoKernel;
+}
+
+}  // namespace
+
+void plan_attention_cuda(AttentionCudaParams& p) {
+  const Attention<void>& a = p.a;
+  const int64_t rows = a.rows * (a.q_heads / a.kv_heads);
+  const bool decode = rows <= 16 * a.sequences;
+  p.tile_rows = decode ? 16 : 64;
+  p.tiles = rows / p.tile_rows + a.sequences;
+  const int64_t blocks = p.tiles * a.kv_heads;
+  const int64_t longest = a.max_pages * kPageSize;
+  int64_t chunks = blocks ? (decode ? kDecodeBlocks : kPrefillBlocks) / blocks : 1;
+  if (chunks > longest / kLeastChunk) chunks = longest / kLeastChunk;
+  if (chunks > kMostChunks) chunks = kMostChunks;
+  p.max_chunks = chunks < 1 ? 1 : static_cast<int>(chunks);
+}
+
+Status attention_cuda(const AttentionCudaParams& p, CudaStream stream) {
+  const Attention<void>& a = p.a;
+  if (a.rows == 0) return Status::kOk;
+  if (a.head_dim % kVector || a.v_head_dim % kVector) return Status::kNoKernel;
+  if (a.sequences == 0) {
+    const size_t size = p.dtype == DType::kFloat16 ? 2 : 4;
+    const size_t bytes = static_cast<size_t>(a.rows) * a.q_heads * a.v_head_dim * size;
+    return cudaMemsetAsync(a.out, 0, bytes, stream) == cudaSuccess ? Status::kOk
+                                                                   : Status::kDeviceError;
+  }
+  return p.tile_rows == 16 ? start_for_dim<true>(p, stream) : start_for_dim<false>(p, stream);
+}
+
+}  // namespace exl3

@@ -1,0 +1,268 @@
+// The kernel of paged attention, for head dims up to D.
+#pragma once
+#include "cuda/attention/merge.cuh"
+
+namespace exl3::cuda {
+
+constexpr int kAttentionWarps = 4;
+constexpr int kAttentionThreads = kAttentionWarps * kWarp;
+constexpr float kLog2E = 1.4426950408889634f;
+
+// Decode: 16 rows, each warp takes its own 16 keys of a tile of 64. Else 64 rows, 16 a warp.
+template <int D, bool kDecode>
+struct AttentionShape {
+  static constexpr int kRows = kDecode ? 16 : 64;
+  static constexpr int kWarpKeys = kDecode ? kTileKeys / kAttentionWarps : kTileKeys;
+  static constexpr int kStride = D + 8;  // halves; rows of a matrix fall into different banks
+  static constexpr int kStages = D <= 128 ? 2 : 1;
+  static constexpr int kTile = kTileKeys * kStride;  // halves of K or V of one stage
+  static constexpr int kParts = kDecode ? kAttentionWarps : 1;
+  static constexpr int kTilesBytes = kStages * 2 * kTile * 2;
+  static constexpr int kPartsBytes = kParts * kRows * (D + 2) * 4;  // in place of the tiles
+  static constexpr int kWeightsBytes = kMostChunks * kRows * 4;     // too
+  static constexpr int kLargest = kTilesBytes > kPartsBytes ? kTilesBytes : kPartsBytes;
+  static constexpr int kBytes =
+      kRows * kStride * 2 + (kLargest > kWeightsBytes ? kLargest : kWeightsBytes);
+};
+
+// Rows of q as float16 in shared memory, zero outside rows and head dim.
+template <int D, int kRows, int kStride, class T>
+static __device__ __forceinline__ void load_queries(__half* to, const Attention<void>& a,
+                                                    const Tile& t, int kv_head) {
+  const T* q = static_cast<const T*>(a.q);
+  const bool wide = wide_rows(q, a.q_stride) && a.head_dim % kVector == 0;
+  for (int i = threadIdx.x; i < kRows * (D / kVector); i += kAttentionThreads) {
+    const int r = i / (D / kVector), column = i % (D / kVector) * kVector;
+    float v[kVector] = {};
+    if (r < t.rows) {
+      load_part(q + row_offset(a, t, kv_head, r, a.q_stride, a.head_dim), column, a.head_dim, wide,
+                v);
+    }
+    store8(to + r * kStride + column, v);
+  }
+}
+
+// Starts the copy of one tile of K or V; keys outside [begin, end) become zero and are not read.
+template <int D, int kStride>
+static __device__ __forceinline__ void load_keys(__half* to, const half_bits* cache, int64_t page,
+                                                 int kv_heads, int kv_head, int dim, int key0,
+                                                 int begin, int end) {
+  const int64_t stride = static_cast<int64_t>(kv_heads) * dim;
+  const half_bits* from =
+      cache + (page * kPageSize + key0 % kPageSize) * stride + static_cast<int64_t>(kv_head) * dim;
+#pragma unroll
+  for (int i = threadIdx.x; i < kTileKeys * (D / kVector); i += kAttentionThreads) {
+    const int key = i / (D / kVector), column = i % (D / kVector) * kVector;
+    const bool valid = column < dim && key0 + key >= begin && key0 + key < end;
+    copy16(to + key * kStride + column, valid ? from + key * stride + column : cache, valid);
+  }
+}
+
+// Running softmax of the 16 rows of a warp; a lane holds rows lane / 4 and lane / 4 + 8.
+template <int D, bool kDecode>
+struct WarpState {
+  using Shape = AttentionShape<D, kDecode>;
+  static constexpr int kTilesN = Shape::kWarpKeys / 8;
+  float out[D / 8][4];
+  float top[2], sum[2];
+  int low[2], high[2];  // keys that the row sees
+
+  __device__ __forceinline__ void start(const Attention<void>& a, const Tile& t, int first_row,
+                                        int chunk_end) {
+    const int group = a.q_heads / a.kv_heads, lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[n][i] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      top[i] = -INFINITY;
+      sum[i] = 0.0f;
+      const int r = first_row + lane / 4 + 8 * i;
+      const int position = t.length - t.queries + (t.first_row + r) / group;
+      int end = a.causal ? position + 1 : t.length;
+      end = end < chunk_end ? end : chunk_end;
+      high[i] = r < t.rows && position >= 0 ? end : 0;
+      low[i] = a.window ? position - a.window + 1 : 0;
+    }
+  }
+
+  // Scores of this warp's keys in base 2, masked.
+  __device__ __forceinline__ void scores(float (&s)[kTilesN][4], const __half* q, const __half* k,
+                                         const Attention<void>& a, int key0) {
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int n = 0; n < kTilesN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[n][i] = 0.0f;
+    }
+    const __half* q_row = q + (lane % 16) * Shape::kStride + lane / 16 * 8;
+    const __half* k_row = k + (lane / 16 * 8 + lane % 8) * Shape::kStride + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int d = 0; d < D; d += 16) {
+      unsigned x[4];
+      load_matrices(x, q_row + d);
+#pragma unroll
+      for (int n = 0; n < kTilesN; n += 2) {
+        unsigned y[4];
+        load_matrices(y, k_row + n * 8 * Shape::kStride + d);
+        multiply_16x8x16(s[n], x, y[0], y[1]);
+        multiply_16x8x16(s[n + 1], x, y[2], y[3]);
+      }
+    }
+    const float scale = a.softcap > 0.0f ? a.scale / a.softcap : a.scale * kLog2E;
+#pragma unroll
+    for (int n = 0; n < kTilesN; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = key0 + n * 8 + lane % 4 * 2 + i % 2;
+        float v = s[n][i] * scale;
+        if (a.softcap > 0.0f) v = a.softcap * kLog2E * tanhf(v);
+        s[n][i] = key >= low[i / 2] && key < high[i / 2] ? v : -INFINITY;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void weigh(float (&s)[kTilesN][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float best = top[i];
+#pragma unroll
+      for (int n = 0; n < kTilesN; ++n) best = fmaxf(best, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
+      best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFu, best, 1));
+      best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFu, best, 2));
+      const float base = best == -INFINITY ? 0.0f : best;
+      const float shrink = exp2_fast(top[i] - base);
+      top[i] = best;
+      float total = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kTilesN; ++n) {
+#pragma unroll
+        for (int j = 2 * i; j < 2 * i + 2; ++j) {
+          s[n][j] = exp2_fast(s[n][j] - base);
+          total += s[n][j];
+        }
+      }
+      sum[i] = fmaf(sum[i], shrink, total);
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) {
+        out[n][2 * i] *= shrink;
+        out[n][2 * i + 1] *= shrink;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_values(const float (&s)[kTilesN][4], const __half* v) {
+    const int lane = threadIdx.x % kWarp;
+    const __half* v_row = v + (lane / 8 % 2 * 8 + lane % 8) * Shape::kStride + lane / 16 * 8;
+#pragma unroll
+    for (int k = 0; k < kTilesN; k += 2) {
+      const unsigned x[4] = {pack_halves(s[k][0], s[k][1]), pack_halves(s[k][2], s[k][3]),
+                             pack_halves(s[k + 1][0], s[k + 1][1]),
+                             pack_halves(s[k + 1][2], s[k + 1][3])};
+#pragma unroll
+      for (int n = 0; n < D / 8; n += 2) {
+        unsigned y[4];
+        load_matrices_transposed(y, v_row + k * 8 * Shape::kStride + n * 8);
+        multiply_16x8x16(out[n], x, y[0], y[1]);
+        multiply_16x8x16(out[n + 1], x, y[2], y[3]);
+      }
+    }
+  }
+
+  // To shared memory, as one part of `parts`.
+  __device__ __forceinline__ void save(float* values, float* maxima, float* sums) {
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int r = lane / 4 + 8 * i;
+      float total = sum[i];
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, 1);
+      total += __shfl_xor_sync(0xFFFFFFFFu, total, 2);
+      if (lane % 4 == 0) maxima[r] = top[i], sums[r] = total;
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) {
+        float2* to = reinterpret_cast<float2*>(values + r * D + n * 8 + lane % 4 * 2);
+        *to = make_float2(out[n][2 * i], out[n][2 * i + 1]);
+      }
+    }
+  }
+};
+
+template <int D, bool kDecode>
+__global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionCudaParams p) {
+#if __CUDA_ARCH__ >= 800
+  using Shape = AttentionShape<D, kDecode>;
+  extern __shared__ __align__(16) __half room[];
+  __half* q = room;
+  __half* tiles = room + Shape::kRows * Shape::kStride;
+  const Attention<void>& a = p.a;
+  if (blockIdx.x == 0 && blockIdx.y == 0) clear_other_rows(p);
+  const int kv_head = blockIdx.x % a.kv_heads;
+  // Long causal tiles first.
+  const int64_t index = kDecode ? blockIdx.x / a.kv_heads : p.tiles - 1 - blockIdx.x / a.kv_heads;
+  const int64_t part_index = (index * a.kv_heads + kv_head) * p.max_chunks;
+  Tile t;
+  if (!find_tile(p, index, t)) return;
+  const int chunk = blockIdx.y;
+  if (chunk >= t.chunks) return;
+  const int begin = t.begin / kTileKeys * kTileKeys + chunk * t.chunk;
+  const int end = t.end < begin + t.chunk ? t.end : begin + t.chunk;
+  const int32_t* pages = a.page_table + static_cast<int64_t>(t.sequence) * a.max_pages;
+  auto known = [&](int key0) {
+    const int page = pages[key0 / kPageSize];
+    return page >= 0 && page < a.pages;
+  };
+  auto load = [&](int key0) {
+    if (!known(key0)) return;
+    __half* to = tiles + (key0 - begin) / kTileKeys % Shape::kStages * 2 * Shape::kTile;
+    const int64_t page = pages[key0 / kPageSize];
+    load_keys<D, Shape::kStride>(to, a.k_cache, page, a.kv_heads, kv_head, a.head_dim, key0,
+                                 t.begin, end);
+    load_keys<D, Shape::kStride>(to + Shape::kTile, a.v_cache, page, a.kv_heads, kv_head,
+                                 a.v_head_dim, key0, t.begin, end);
+  };
+  if (begin < end) load(begin);
+  copies_commit();
+  if (p.dtype == DType::kFloat16)
+    load_queries<D, Shape::kRows, Shape::kStride, __half>(q, a, t, kv_head);
+  else
+    load_queries<D, Shape::kRows, Shape::kStride, float>(q, a, t, kv_head);
+  const int warp = threadIdx.x / kWarp;
+  const int warp_row = kDecode ? 0 : warp * 16, warp_key = kDecode ? warp * Shape::kWarpKeys : 0;
+  WarpState<D, kDecode> state;
+  state.start(a, t, warp_row, end);
+  for (int key0 = begin; key0 < end; key0 += kTileKeys) {
+    if (Shape::kStages == 2 && key0 + kTileKeys < end) load(key0 + kTileKeys);
+    copies_commit();
+    copies_wait<Shape::kStages - 1>();
+    __syncthreads();
+    if (known(key0)) {
+      const __half* k = tiles + (key0 - begin) / kTileKeys % Shape::kStages * 2 * Shape::kTile +
+                        warp_key * Shape::kStride;
+      float s[WarpState<D, kDecode>::kTilesN][4];
+      state.scores(s, q + warp_row * Shape::kStride, k, a, key0 + warp_key);
+      state.weigh(s);
+      state.add_values(s, k + Shape::kTile);
+    }
+    __syncthreads();
+    if (Shape::kStages == 1 && key0 + kTileKeys < end) load(key0 + kTileKeys);
+  }
+  copies_wait<0>();
+  __syncthreads();
+  float* values = reinterpret_cast<float*>(tiles);
+  float* maxima = values + Shape::kParts * Shape::kRows * D;
+  float* sums = maxima + Shape::kParts * Shape::kRows;
+  state.save(values + warp * 16 * D, maxima + warp * 16, sums + warp * 16);
+  __syncthreads();
+  const int64_t stride = static_cast<int64_t>(p.tile_rows) * (a.v_head_dim + 2);
+  float* first = t.chunks > 1 ? p.partials + part_index * stride : nullptr;
+  write_rows(p, t, kv_head, first ? first + chunk * stride : nullptr,
+             {values, maxima, sums, Shape::kParts, Shape::kRows, D});
+  if (!first || !is_last_chunk(p.counters + index * a.kv_heads + kv_head, t.chunks)) return;
+  merge_chunks(p, t, kv_head, first, values);
+#endif
+}
+
+}  // namespace exl3::cuda
