@@ -60,6 +60,9 @@ class Settings:
         "Record the decode step once and replay it; 0 runs every op from Python (for checking).",
         True,
     )
+    cuda_graph: bool = _doc(
+        "Capture the decode step on CUDA as one graph; 0 launches every op (for checking).", True
+    )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:

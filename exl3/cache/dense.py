@@ -63,8 +63,9 @@ class CacheLayer_fp16(CacheLayer):
     ) -> None:
         """See `CacheLayer.update_kv_direct`."""
         own_keys, own_values = self.kv()
-        offsets = seqlens.to(torch.int64)[:, None] + torch.arange(length)
-        pages = block_table.to(torch.int64).gather(1, offsets // PAGE_SIZE)
+        device = own_keys.device
+        offsets = seqlens.to(device, torch.int64)[:, None] + torch.arange(length, device=device)
+        pages = block_table.to(device, torch.int64).gather(1, offsets // PAGE_SIZE)
         own_keys[pages, offsets % PAGE_SIZE] = keys.to(torch.float16)
         own_values[pages, offsets % PAGE_SIZE] = values.to(torch.float16)
 

@@ -2,7 +2,8 @@
 
 A step is one token for each of `bsz` sequences on a paged cache, all blocks EXL3; a plain head runs
 after the replay. What varies from step to step (ids, positions, lengths, page tables, slots) is
-written into fixed buffers.
+written into fixed buffers. On CUDA the step is one captured graph, and its inputs travel in one
+copy from pinned memory.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch import Tensor
 from ..constants import PAGE_SIZE
 from ..errors import UnsupportedError
 from ..modules import Batch, Linear
+from ..modules.head import wide
 from ..modules.linear import run_group
-from ..ops.graph import Graph, record
+from ..ops.graph import Recording, capture, record
 from ..settings import settings
 from .inputs import check_cache, page_table
 
@@ -55,24 +57,38 @@ def bucket_size(rows: int) -> int:
 class _Step:
     """Buffers and recording of one bucket on one cache."""
 
-    def __init__(self, rows: int, pages: int) -> None:
+    def __init__(self, rows: int, pages: int, device: torch.device) -> None:
         self.rows = rows
-        self.ids = torch.zeros(rows, dtype=torch.int64)
-        self.positions = torch.zeros(rows, dtype=torch.int32)
-        self.seq_lens = torch.zeros(rows, dtype=torch.int32)
-        self.slots = torch.full((rows,), -1, dtype=torch.int64)
-        self.page_table = torch.zeros(rows, pages, dtype=torch.int32)
-        self.query_starts = torch.arange(rows + 1, dtype=torch.int32)
-        self._views = tuple(
-            t.numpy()
-            for t in (self.ids, self.positions, self.seq_lens, self.slots, self.page_table)
-        )
+        words = 2 * rows + 2 * rows + rows + rows + rows * pages  # of 4 bytes
+        on_cuda = device.type == "cuda"
+        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=on_cuda)
+        self._device = torch.zeros_like(self._host, device=device) if on_cuda else self._host
+        self._sent = torch.cuda.Event() if on_cuda else None
+        host, self._tensors = self._split(self._host, pages), self._split(self._device, pages)
+        self._views = tuple(t.numpy() for t in host)
+        self._views[3][:] = -1
+        self.query_starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self.pages = pages
         self._live = 0
-        self.graph: Graph[Tensor] | None = None
+        self.graph: Recording[Tensor] | None = None
+
+    def _split(self, words: Tensor, pages: int) -> tuple[Tensor, ...]:
+        """Ids, positions, lengths, slots and page table in one buffer."""
+        n = self.rows
+        ids, slots, positions, lengths, table = words.split([2 * n, 2 * n, n, n, n * pages])
+        return (
+            ids.view(torch.int64),
+            positions,
+            lengths,
+            slots.view(torch.int64),
+            table.view(n, pages),
+        )
 
     def fill(self, ids: np.ndarray, table: np.ndarray, past: np.ndarray) -> None:
         """Write one step's inputs: (n,), (n, pages) and (n,) with n <= rows. Rows past n have
         length 0 and store nothing."""
+        if self._sent is not None:
+            self._sent.synchronize()  # the copy before has left the buffer
         n = ids.shape[0]
         own_ids, positions, seq_lens, slots, page_table_ = self._views
         if n < self._live:
@@ -83,19 +99,23 @@ class _Step:
         np.add(past, 1, out=seq_lens[:n], casting="same_kind")
         slots[:n] = page * PAGE_SIZE + past % PAGE_SIZE
         page_table_[:n, : table.shape[1]] = table
+        if self._sent is not None:
+            self._device.copy_(self._host, non_blocking=True)
+            self._sent.record()
 
     def batch(self, cache: Any) -> Batch:
         """The batch that reads these buffers."""
+        ids, positions, seq_lens, slots, table = self._tensors
         return Batch(
             self.rows,
             1,
-            self.positions,
-            input_ids=self.ids,
+            positions,
+            input_ids=ids,
             cache=cache,
             query_starts=self.query_starts,
-            seq_lens=self.seq_lens,
-            page_table=self.page_table,
-            slots=self.slots,
+            seq_lens=seq_lens,
+            page_table=table,
+            slots=slots,
         )
 
 
@@ -117,7 +137,8 @@ class DecodeGraphs:
             return None
         if any(key not in _PLAIN_KEYS and params[key] for key in params):
             return None
-        if not (settings().cpu_graph and self.model.loaded and self._same_weights()):
+        device = self.model.output_device
+        if device is None or not self._wanted(device) or not self._same_weights():
             return None
         check_cache(self.model, cache)
         n = input_ids.shape[0]
@@ -128,8 +149,11 @@ class DecodeGraphs:
             return None  # the slower path says what is wrong
         if longest >= limit and not self.model.warned_length:
             return None  # and warns of this, once
+        ids = input_ids.cpu().numpy()[:, 0]
+        if device.type == "cuda" and not self._in_range(ids, pages, lengths, cache.num_pages):
+            return None
         step = self._step_for(cache, bucket_size(n), pages.shape[1])
-        step.fill(input_ids.numpy()[:, 0], pages, lengths)
+        step.fill(ids, pages, lengths)
         result = self._run(step, cache)
         if result is None:
             return None
@@ -138,12 +162,32 @@ class DecodeGraphs:
             return model.head.mask(rows.clone()).unsqueeze(1)
         return model.head.logits(rows, Batch.dense(n, 1), model.final_norm).unsqueeze(1)
 
+    @staticmethod
+    def _wanted(device: torch.device) -> bool:
+        chosen = settings()
+        return chosen.cuda_graph if device.type == "cuda" else chosen.cpu_graph
+
+    def _in_range(
+        self, ids: np.ndarray, pages: np.ndarray, past: np.ndarray, cache_pages: int
+    ) -> bool:
+        """Whether ids and pages exist: kernels on the CPU refuse others, those on CUDA cannot. Says
+        False also of bad entries past a sequence's own pages, which are not used."""
+        used = pages[:, : int(past.max()) // PAGE_SIZE + 1]
+        known_pages = used.min() >= 0 and used.max() < cache_pages
+        return bool(known_pages and ids.min() >= 0 and ids.max() < self.model.config.vocab_size)
+
     def _run(self, step: _Step, cache: Any) -> Tensor | None:
+        device = self.model.output_device
+        assert device is not None
         try:
             if step.graph is not None:
                 return step.graph.replay()
-            step.graph = record(lambda: self._forward(step.batch(cache)))
-            return step.graph.result
+            if device.type == "cuda":
+                step.graph = capture(lambda: self._forward(step.batch(cache)), device)
+                return step.graph.replay()
+            recorded = record(lambda: self._forward(step.batch(cache)))
+            step.graph = recorded
+            return recorded.result
         except UnsupportedError as error:
             self._refuse(error)
         except RuntimeError as error:
@@ -160,13 +204,15 @@ class DecodeGraphs:
             x = block.forward(x, batch)
         if not model.head.quantized:
             return x
-        return run_group(x, (model.head,), batch, norm=model.final_norm)
+        return run_group(wide(x), (model.head,), batch, norm=model.final_norm)
 
     def _step_for(self, cache: Any, rows: int, width: int) -> _Step:
         steps = self._steps.setdefault(cache, {})
         step = steps.pop(rows, None)
-        if step is None or step.page_table.shape[1] < width:
-            step = _Step(rows, max(width, cache.num_pages))
+        if step is None or step.pages < width:
+            device = self.model.output_device
+            assert device is not None
+            step = _Step(rows, max(width, cache.num_pages), device)
             if len(steps) >= _MAX_STEPS:
                 steps.pop(next(iter(steps)))
         steps[rows] = step

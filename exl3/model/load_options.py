@@ -44,7 +44,7 @@ class LoadArguments:
 
         Raises:
             ConfigError: arguments that exclude each other or have no meaning.
-            UnsupportedError: a device other than the CPU, or tensor parallel.
+            UnsupportedError: a device that is not there or has no kernels, or tensor parallel.
         """
         if self.tp_backend not in TP_BACKENDS:
             raise ConfigError(f"tp_backend: expected one of {TP_BACKENDS}, got {self.tp_backend!r}")
@@ -57,11 +57,31 @@ class LoadArguments:
                 "use_per_device and tensor_p"
             )
         if self.tensor_p:
-            raise UnsupportedError("tensor_p: this version runs on one CPU only")
-        if self.device is not None and torch.device(self.device).type != "cpu":
-            raise UnsupportedError(f"device {str(self.device)!r}: this version runs on 'cpu' only")
+            raise UnsupportedError("tensor_p: this version runs on one device only")
+        self.target()
         if split:
-            logger.info("reserve_per_device and use_per_device have no effect on the CPU")
+            logger.info("reserve_per_device and use_per_device have no effect: one device is used")
+
+    def target(self) -> torch.device:
+        """The device to load on: the one named, else the first CUDA device, else the CPU.
+
+        Raises:
+            UnsupportedError: it is not there, or exl3 has no kernels for it.
+        """
+        import exl3_ext
+
+        if self.device is None:
+            return torch.device("cuda", 0) if exl3_ext.has_cuda() else torch.device("cpu")
+        device = torch.device(self.device)
+        if device.type == "cpu":
+            return torch.device("cpu")
+        index = device.index or 0
+        if device.type != "cuda" or not exl3_ext.has_cuda() or index >= torch.cuda.device_count():
+            raise UnsupportedError(
+                f"device {str(self.device)!r}: this machine and build of exl3 have no such device; "
+                f"known are 'cpu' and, with a CUDA device and the CUDA library, 'cuda:0'"
+            )
+        return torch.device("cuda", index)
 
 
 @contextmanager

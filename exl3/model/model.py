@@ -85,7 +85,9 @@ class Model:
         return self._load_gen(arguments)
 
     def _load_gen(self, arguments: LoadArguments) -> Iterator[tuple[int, int]]:
-        options = LoadOptions(plain_dtype=self.config.infer_params.plain_dtype)
+        device = arguments.target()
+        self._check_device(device)
+        options = LoadOptions(self.config.infer_params.plain_dtype, device)
         total, start = len(self.modules), time.perf_counter()
         complete = False
         packer = WeightPacker()
@@ -97,7 +99,7 @@ class Model:
                         arguments.callback(done, total)
                     if done == total:
                         packer.flush()
-                        self._finish_load(time.perf_counter() - start)
+                        self._finish_load(device, time.perf_counter() - start)
                     complete = done == total
                     yield (done, total)
                     if done < total:
@@ -107,8 +109,18 @@ class Model:
             if not complete:
                 self.unload()
 
-    def _finish_load(self, seconds: float) -> None:
-        device = torch.device("cpu")
+    def _check_device(self, device: torch.device) -> None:
+        if device.type != "cuda":
+            return
+        for block in self.blocks:
+            dim = block.attention.head_dim
+            if dim % 8 or dim > 256:
+                raise UnsupportedError(
+                    f"{block.attention.key}: attention on CUDA has no kernel for head_dim {dim}, "
+                    "only for multiples of 8 up to 256; load with device='cpu'"
+                )
+
+    def _finish_load(self, device: torch.device, seconds: float) -> None:
         self.output_device, self.active_devices = device, [device]
         self._load_seconds = seconds
         for cache in self.caches():
@@ -128,6 +140,8 @@ class Model:
             cache.free()
         if self.loaded:
             trim_heap()
+            if self.output_device is not None and self.output_device.type == "cuda":
+                torch.cuda.empty_cache()
         self.output_device, self.active_devices = None, []
 
     @property
@@ -192,7 +206,7 @@ class Model:
     def _check_ready(self, input_ids: Tensor) -> Tensor:
         if not self.loaded:
             raise ConfigError("the model is not loaded: call load() first")
-        return check_ids(input_ids, self.config.vocab_size)
+        return check_ids(input_ids.cpu(), self.config.vocab_size)
 
     def _note_length(self, tokens: int) -> None:
         """Warn once of a sequence that is longer than the model was made for."""
@@ -207,7 +221,8 @@ class Model:
             check_cache(self, params["cache"])
         batch = make_batch(ids, params, mode)
         self._note_length(batch.q_len if batch.seq_lens is None else int(batch.seq_lens.max()))
-        return batch
+        assert self.output_device is not None
+        return batch.to(self.output_device)
 
     def _embed(self, batch: Batch) -> Tensor:
         assert batch.input_ids is not None

@@ -123,6 +123,7 @@ class Attention(Module):
         shape = (batch.bsz, batch.q_len, -1, d)
         q, k, v = (part.reshape(shape).transpose(1, 2) for part in parts)
         mask = _window_mask(batch.q_len, self.window, batch.causal)
+        mask = None if mask is None else mask.to(qkv.device)
         context = F.scaled_dot_product_attention(
             q,
             k,

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How plain weights are held, see `InferParams.plain_dtype`."""
+    """Where weights go, and how plain ones are held, see `InferParams.plain_dtype`."""
 
     plain_dtype: torch.dtype | None = None
+    device: torch.device = torch.device("cpu")
 
 
 class Module(ABC):
-    """Base of all modules. `key` is the tensor-name prefix; activations are float32 (m, hidden)."""
+    """Base of all modules. `key` is the tensor-name prefix; activations are (m, hidden), float32 on
+    the CPU and float16 on CUDA."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -68,7 +70,7 @@ class Module(ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        """float32 (m, in) -> float32 (m, out)."""
+        """(m, in) -> (m, out)."""
 
 
 def read_tensor(stc: TensorSource, key: str, shape: tuple[int, ...]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,17 @@ from .rope import Rope
 
 if TYPE_CHECKING:
     from ..cache import Cache
+
+
+_TENSORS = (
+    "positions",
+    "input_ids",
+    "logit_rows",
+    "query_starts",
+    "seq_lens",
+    "page_table",
+    "slots",
+)
 
 
 @dataclass(slots=True)
@@ -58,6 +70,17 @@ class Batch:
             causal=causal,
         )
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch with its tensors on a device."""
+        if self.positions.device == device:
+            return self
+        moved = copy.copy(self)
+        for name in _TENSORS:
+            tensor = getattr(self, name)
+            setattr(moved, name, None if tensor is None else tensor.to(device))
+        moved._tables = {}
+        return moved
+
     @property
     def rows(self) -> int:
         """m, the number of tokens."""
@@ -69,6 +92,7 @@ class Batch:
         if table is None:
             from ..ops.rope import rope_table
 
-            table = rope_table(self.positions, rope.inv_freq, rope.scale)
+            frequencies = rope.frequencies_on(self.positions.device)
+            table = rope_table(self.positions, frequencies, rope.scale)
             self._tables[id(rope)] = table
         return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from .base import LoadOptions, Module, read_float
@@ -25,7 +26,11 @@ class Embedding(Module):
         """See `Module.load`."""
         if self.table is None:
             shape = (self.vocab, self.hidden)
-            self.table = read_float(stc, f"{self.key}.weight", shape).contiguous()
+            table = read_float(stc, f"{self.key}.weight", shape).contiguous()
+            device = (options or LoadOptions()).device
+            if device.type == "cuda" and table.dtype == torch.float32:
+                table = table.to(torch.float16)  # activations are float16 there
+            self.table = table.to(device)
 
     def unload(self) -> None:
         """See `Module.unload`."""
@@ -42,7 +47,7 @@ class Embedding(Module):
         return stc.info(key).n_bytes if stc.has(key) else 0
 
     def forward(self, x: Tensor, batch: Batch | None = None) -> Tensor:
-        """Ids int64 (m,) -> float32 (m, hidden).
+        """Ids int64 (m,) -> (m, hidden), float32, or float16 on CUDA.
 
         Raises:
             RuntimeError: an id outside the table.

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from .quantized import StoredTensors
 
 
+def wide(x: Tensor) -> Tensor:
+    """x in float32, the dtype of logits; x itself if it is that already."""
+    return x if x.dtype == torch.float32 else x.to(torch.float32)
+
+
 class Head(Linear):
     """A linear layer whose output is padded to a multiple of 128 with -inf."""
 
@@ -34,7 +39,7 @@ class Head(Linear):
 
         Fused with the final norm where that is possible.
         """
-        return self.mask(run_group(x, (self,), batch, norm=norm))
+        return self.mask(run_group(wide(x), (self,), batch, norm=norm))
 
     def mask(self, y: Tensor) -> Tensor:
         """Pad the columns with -inf, in place if they are there already."""
@@ -43,7 +48,7 @@ class Head(Linear):
             if width != self.out_features:
                 y[:, self.out_features :] = float("-inf")
             return y
-        full = torch.full((y.shape[0], width), float("-inf"))
+        full = y.new_full((y.shape[0], width), float("-inf"))
         full[:, : y.shape[-1]] = y
         return full
 

@@ -15,7 +15,13 @@ from ..errors import FormatError
 from .base import LoadOptions, Module, read_float
 from .batch import Batch
 from .norm import RMSNorm
-from .quantized import QuantizedReader, StoredTensors, linear_weight, reconstruct_weight
+from .quantized import (
+    QuantizedReader,
+    StoredTensors,
+    linear_weight,
+    on_device,
+    reconstruct_weight,
+)
 
 if TYPE_CHECKING:
     from ..loader.base import TensorSource
@@ -61,16 +67,19 @@ class Linear(Module):
         self.plain: Tensor | None = None  # (n, k), unpadded, in the dtype of the product
         self.bias: Tensor | None = None  # float32 (n,), unpadded
         self.weight: LinearWeight | None = None
+        self.device = torch.device("cpu")
 
     def load(self, stc: TensorSource, options: LoadOptions | None = None) -> None:
         """See `Module.load`: EXL3 tensors if the files have them, else a plain weight."""
         if self.loaded:
             return
+        options = options or LoadOptions()
+        self.device = options.device
         if stc.has(f"{self.key}.trellis"):
             reader = QuantizedReader(stc, self.key, self.in_features, self.out_features)
             self.set_quantized(reader.read(self._read_bias(stc, self.key)))
             return
-        self._load_plain(stc, options or LoadOptions())
+        self._load_plain(stc, options)
 
     def _load_plain(self, stc: TensorSource, options: LoadOptions) -> None:
         key = self.key
@@ -80,11 +89,13 @@ class Linear(Module):
             raise FormatError(f"neither {self.key}.trellis nor {key}.weight is in the files")
         weight = read_float(stc, f"{key}.weight", (self.out_features, self.in_features))
         keep = weight.dtype == torch.bfloat16
-        dtype = options.plain_dtype or (torch.bfloat16 if keep else torch.float32)
+        narrow = torch.float16 if self.device.type == "cuda" else torch.float32
+        dtype = options.plain_dtype or (torch.bfloat16 if keep else narrow)
         if weight.dtype == torch.float16 and dtype == torch.float32:
             _note_upcast()
-        self.plain = weight.to(dtype).contiguous()
-        self.bias = self._read_bias(stc, self.key)
+        self.plain = weight.to(dtype).contiguous().to(self.device)
+        bias = self._read_bias(stc, self.key)
+        self.bias = None if bias is None else bias.to(self.device)
 
     def _read_bias(self, stc: TensorSource, key: str) -> Tensor | None:
         name = f"{key}.bias"
@@ -100,7 +111,12 @@ class Linear(Module):
     def set_quantized(self, tensors: QuantizedTensors | StoredTensors) -> None:
         """Use these EXL3 tensors from now on and drop the plain weight."""
         bias = tensors.bias if tensors.bias is not None else self.bias
-        self.weight = linear_weight(tensors, bias, self.in_features, self.out_features)
+        self.weight = linear_weight(
+            on_device(tensors, self.device),
+            None if bias is None else bias.to(self.device),
+            self.in_features,
+            self.out_features,
+        )
         self.bias = self.weight.bias
         self.plain = None
 
@@ -143,17 +159,17 @@ class Linear(Module):
     def forward(self, x: Tensor, batch: Batch | None = None) -> Tensor:
         """See `Module.forward`."""
         if self.capture is not None:
-            self.capture(x)
+            self.capture(x.float())
         if self.weight is not None and not (batch is not None and batch.reconstruct):
             from ..ops.linear import linear
 
             return linear(x, [self.weight])
         if self.weight is not None:
-            return _add_bias(x @ self.weight_dense(), self.bias)
+            return _add_bias(x.float() @ self.weight_dense(), self.bias).to(x.dtype)
         assert self.plain is not None
         if self.plain.dtype == torch.float32:
-            return F.linear(x, self.plain, self.bias)
-        return _add_bias(F.linear(x.to(self.plain.dtype), self.plain).to(torch.float32), self.bias)
+            return F.linear(x.float(), self.plain, self.bias).to(x.dtype)
+        return _add_bias(F.linear(x.to(self.plain.dtype), self.plain).to(x.dtype), self.bias)
 
 
 def _add_bias(y: Tensor, bias: Tensor | None) -> Tensor:
@@ -185,11 +201,11 @@ def run_group(
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Layers that share the input norm(x), outputs side by side: float32 (m, sum of n).
+    """Layers that share the input norm(x), outputs side by side: (m, sum of n) like x.
 
     Args:
         activation: with two layers (gate, up): act(gate) * up instead, (m, n).
-        residual: float32 (m, n), added to the result; not modified.
+        residual: (m, n), added to the result; not modified.
     """
     if can_fuse(layers, batch):
         from ..ops.linear import Norm, linear

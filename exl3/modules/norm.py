@@ -26,7 +26,9 @@ class RMSNorm(Module):
         """See `Module.load`."""
         if self.weight is None:
             tensor = read_float(stc, f"{self.key}.weight", (self.dim,))
-            self.weight = tensor.to(torch.float32).contiguous()
+            self.weight = (
+                tensor.to(torch.float32).contiguous().to((options or LoadOptions()).device)
+            )
 
     def unload(self) -> None:
         """See `Module.unload`."""

@@ -97,6 +97,22 @@ class QuantizedReader:
         return Codebook.from_label(found[0])
 
 
+def on_device(
+    tensors: QuantizedTensors | StoredTensors, device: torch.device
+) -> QuantizedTensors | StoredTensors:
+    """The tensors of a layer on a device."""
+    if tensors.trellis.device == device:
+        return tensors
+    bias = tensors.bias
+    return StoredTensors(
+        tensors.trellis.to(device),
+        tensors.suh.to(device),
+        tensors.svh.to(device),
+        tensors.codebook,
+        None if bias is None else bias.to(device),
+    )
+
+
 def linear_weight(
     tensors: QuantizedTensors | StoredTensors,
     bias: Tensor | None,

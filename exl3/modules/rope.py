@@ -138,3 +138,12 @@ class Rope:
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
         self.inv_freq, self.scale = settings.frequencies()
+        self._copies: dict[torch.device, Tensor] = {}
+
+    def frequencies_on(self, device: torch.device) -> Tensor:
+        """`inv_freq` on a device, copied there once."""
+        if device == self.inv_freq.device:
+            return self.inv_freq
+        if device not in self._copies:
+            self._copies[device] = self.inv_freq.to(device)
+        return self._copies[device]

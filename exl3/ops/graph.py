@@ -1,9 +1,11 @@
-"""Recording a sequence of exl3 ops and replaying it without Python between them."""
+"""Recording a sequence of ops and replaying it without Python between them: launches of exl3 ops
+on the CPU, a CUDA graph on a CUDA device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from functools import cache
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +14,7 @@ from ..errors import UnsupportedError
 from .registry import ops
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 # Allocation and bookkeeping that computes nothing; views are recognised by their schema.
 _HARMLESS = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"})
@@ -32,6 +35,14 @@ class _OnlyOurOps(TorchDispatchMode):
                 f"{func.name()} ran while a graph was recorded: only exl3 ops and views can be"
             )
         return func(*args, **(kwargs or {}))
+
+
+class Recording(Protocol[T_co]):
+    """What `record` and `capture` return."""
+
+    def replay(self) -> T_co:
+        """Run everything again, in order; the same tensors are read and written."""
+        ...
 
 
 class Graph(Generic[T]):
@@ -75,3 +86,47 @@ def record(function: Callable[[], T]) -> Graph[T]:
     finally:
         handle = namespace.graph_end(kept)
     return Graph(handle, result)
+
+
+class CudaGraph(Generic[T]):
+    """Work captured by `capture`. The result is valid until the next replay of any graph."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, result: T) -> None:
+        self._graph = graph
+        self.result = result
+
+    def replay(self) -> T:
+        """Queue the captured work again on the current stream."""
+        self._graph.replay()
+        return self.result
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@cache
+def _memory_pool(device: torch.device) -> Any:
+    with torch.cuda.device(device):
+        return torch.cuda.graph_pool_handle()
+
+
+def capture(function: Callable[[], T], device: torch.device) -> CudaGraph[T]:
+    """Run `function` on a CUDA device and capture its work as a graph.
+
+    It runs once before, so that kernels are loaded and workspaces exist. It may call any op that
+    does not wait for the device; inputs that change between replays must be written in place.
+    Graphs of one device share memory and must not run at the same time.
+    """
+    ops()
+    stream = _capture_stream(device)
+    with torch.cuda.device(device):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_memory_pool(device), stream=stream):
+            result = function()
+    return CudaGraph(graph, result)
