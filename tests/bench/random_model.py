@@ -6,12 +6,15 @@ Any trellis bits are valid weights; scales are chosen so that activations stay o
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from exl3 import Config
+from exl3.loader.base import TensorInfo, TensorSource
 from exl3.ops.codebook import Codebook
 
 
@@ -86,6 +89,39 @@ def random_linear(key: str, k: int, n: int, bits: int, codebook: Codebook) -> di
     return tensors
 
 
+def random_tensors(
+    shape: Shape, *, bits: int, head_bits: int, codebook: Codebook
+) -> dict[str, Tensor]:
+    """All tensors of a model, on torch's default device."""
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(shape.vocab, shape.hidden).half(),
+        "model.norm.weight": torch.ones(shape.hidden).half(),
+        **random_linear("lm_head", shape.hidden, shape.vocab, head_bits, codebook),
+    }
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{norm}.weight"] = torch.ones(shape.hidden).half()
+        for name, (k, n) in shape.linears().items():
+            tensors |= random_linear(f"{prefix}.{name}", k, n, bits, codebook)
+    return tensors
+
+
+def write_config(
+    directory: Path, shape: Shape, *, bits: int, head_bits: int, codebook: Codebook
+) -> None:
+    """Write config.json alone."""
+    quantization = {
+        "quant_method": "exl3",
+        "version": "0",
+        "bits": bits,
+        "head_bits": head_bits,
+        "codebook": codebook.label,
+    }
+    config = shape.config() | {"quantization_config": quantization}
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
+
+
 def write_random_model(
     directory: Path,
     shape: Shape,
@@ -103,25 +139,46 @@ def write_random_model(
 
     torch.manual_seed(0)
     directory.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        "model.embed_tokens.weight": torch.randn(shape.vocab, shape.hidden).half(),
-        "model.norm.weight": torch.ones(shape.hidden).half(),
-        **random_linear("lm_head", shape.hidden, shape.vocab, head_bits, codebook),
-    }
-    for layer in range(shape.layers):
-        prefix = f"model.layers.{layer}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{prefix}.{norm}.weight"] = torch.ones(shape.hidden).half()
-        for name, (k, n) in shape.linears().items():
-            tensors |= random_linear(f"{prefix}.{name}", k, n, bits, codebook)
+    tensors = random_tensors(shape, bits=bits, head_bits=head_bits, codebook=codebook)
     save_file(tensors, directory / "model.safetensors")
-    quantization = {
-        "quant_method": "exl3",
-        "version": "0",
-        "bits": bits,
-        "head_bits": head_bits,
-        "codebook": codebook.label,
-    }
-    config = shape.config() | {"quantization_config": quantization}
-    (directory / "config.json").write_text(json.dumps(config, indent=2))
+    write_config(directory, shape, bits=bits, head_bits=head_bits, codebook=codebook)
     return directory
+
+
+class TensorDict(TensorSource):
+    """Tensors in memory, on any device."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def keys(self) -> Sequence[str]:
+        return list(self.tensors)
+
+    def info(self, key: str) -> TensorInfo:
+        if key not in self.tensors:
+            raise self._missing(key, "memory")
+        t = self.tensors[key]
+        return TensorInfo(key, tuple(t.shape), t.dtype, t.numel() * t.element_size(), "memory")
+
+    def get(self, key: str, *, dtype: torch.dtype | None = None) -> Tensor:
+        t = self.tensors[key]
+        return t if dtype is None else t.to(dtype)
+
+    def fingerprint(self) -> str:
+        return "memory"
+
+
+def random_config(
+    directory: Path, shape: Shape, *, device: str, bits: int = 4, head_bits: int = 6
+) -> Config:
+    """A configuration whose tensors are made on `device` and never written: for large models."""
+    from safetensors.torch import save_file
+
+    options = {"bits": bits, "head_bits": head_bits, "codebook": Codebook.MUL1}
+    write_config(directory, shape, **options)
+    save_file({"unused": torch.zeros(1)}, directory / "model.safetensors")
+    config = Config.from_directory(str(directory))
+    torch.manual_seed(0)
+    with torch.device(device):
+        config.stc = TensorDict(random_tensors(shape, **options))
+    return config

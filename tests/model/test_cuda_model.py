@@ -1,0 +1,105 @@
+"""A model on CUDA: golden logits, the CPU's results, captured steps, batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_exl3 import relative_error
+from tiny_models import GOLDEN, random_ids
+
+from exl3 import Cache, Config, Model
+from exl3.errors import UnsupportedError
+from exl3.model.decode import DecodeGraphs
+from exl3.model.load_options import LoadArguments
+
+HALF = 0.01  # float16 activations: relative to the standard deviation of the logits
+ROUNDED = 0.05  # and the CPU's 8-bit activations
+
+
+def load(device: torch.device | str) -> Model:
+    model = Model.from_config(Config.from_directory(str(GOLDEN / "tiny_llama_exl3")))
+    model.load(device=str(device))
+    return model
+
+
+@pytest.fixture
+def cuda_model(device: torch.device) -> Model:
+    return load(device)
+
+
+def decode(model: Model, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of every position, one step at a time; (bsz, length, V_pad) on the host."""
+    cache = Cache(model, 256 * ids.shape[0])
+    params: dict[str, Any] = {"attn_mode": "flash_attn", "cache": cache}
+    params["batch_shape"] = (ids.shape[0], 256)
+    steps = [
+        model.forward(ids[:, i : i + 1], {**params, "past_len": i}).cpu()
+        for i in range(ids.shape[1])
+    ]
+    cache.detach_from_model()
+    return torch.cat(steps, 1)
+
+
+@pytest.mark.cuda
+def test_golden_logits(cuda_model: Model) -> None:
+    golden = load_file(GOLDEN / "tiny_llama_exl3.logits.safetensors")
+    ids, expected = golden["input_ids"], golden["logits"]
+    for params in ({}, {"reconstruct": True}):
+        got = cuda_model.forward(ids, params)[0]
+        assert got.dtype == torch.float32 and got.is_cuda
+        assert relative_error(got.cpu(), expected) < HALF
+
+
+@pytest.mark.cuda
+def test_cpu_equals_cuda_in_every_mode(cuda_model: Model) -> None:
+    ids = random_ids(2, 40, 512)
+    want = load("cpu").forward(ids)
+    whole = cuda_model.forward(ids).cpu()
+    assert relative_error(whole, want) < ROUNDED
+    assert relative_error(decode(cuda_model, ids), whole) < HALF
+    cache = Cache(cuda_model, 1024)
+    params = {"attn_mode": "flash_attn", "cache": cache, "batch_shape": (2, 256)}
+    cuda_model.prefill(ids[:, :33], {**params, "past_len": 0})
+    rest = cuda_model.forward(ids[:, 33:], {**params, "past_len": 33}).cpu()
+    assert relative_error(rest, whole[:, 33:]) < HALF
+    last = cuda_model.forward(ids[:, 33:], {**params, "past_len": 33, "last_tokens_only": 1})
+    assert relative_error(last.cpu(), whole[:, -1:]) < HALF
+
+
+@pytest.mark.cuda
+def test_captured_step_equals_single_ops(
+    cuda_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = random_ids(3, 12, 512)
+    captured = decode(cuda_model, ids)
+    assert not cuda_model._graphs._refused
+    monkeypatch.setattr(DecodeGraphs, "_wanted", staticmethod(lambda _device: False))
+    assert torch.equal(decode(cuda_model, ids), captured)
+
+
+@pytest.mark.cuda
+def test_batched_equals_single(cuda_model: Model) -> None:
+    ids = random_ids(3, 10, 512)
+    together = decode(cuda_model, ids)
+    for row in range(3):
+        assert (
+            relative_error(decode(cuda_model, ids[row : row + 1]), together[row : row + 1]) < HALF
+        )
+
+
+@pytest.mark.cuda
+def test_reload_on_the_cpu(cuda_model: Model) -> None:
+    ids = random_ids(1, 9, 512)
+    there = cuda_model.forward(ids).cpu()
+    cuda_model.unload()
+    cuda_model.load(device="cpu")
+    assert relative_error(cuda_model.forward(ids), there) < ROUNDED
+
+
+def test_devices_without_kernels_are_refused() -> None:
+    for device in ("meta", "cuda:99"):
+        with pytest.raises(UnsupportedError, match="no such device"):
+            LoadArguments(device=device).check()
