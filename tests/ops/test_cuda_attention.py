@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_attention import DIMS, PAGE, case
-from test_rope import HEADS, inv_freq
-from test_rope import case as rope_case
+from attention_cases import DIMS, PAGE, case
+from rope_cases import HEADS, inv_freq
+from rope_cases import case as rope_case
 
 from exl3.ops.attention import paged_attention, paged_attention_reference
 from exl3.ops.rope import rope_append_, rope_append_reference, rope_table, rope_table_reference

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_norm import SHAPES
 
 from exl3.ops.activation import ACTIVATIONS, gated_activation, gated_activation_reference
 from exl3.ops.embedding import embedding, embedding_reference
@@ -13,6 +12,7 @@ from exl3.ops.sampling import argmax, argmax_reference
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("one_torch_thread")]
 
+SHAPES = [(0, 576), (1, 1), (1, 576), (3, 15), (5, 17), (16, 4096), (2, 3, 1152)]
 DTYPES = [torch.float16, torch.float32]
 
 

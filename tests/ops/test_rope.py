@@ -1,9 +1,8 @@
 """rope_table and rope_append_ against their references, at every instruction level."""
 
-from typing import Any
-
 import pytest
 import torch
+from rope_cases import HEADS, case, inv_freq
 
 from exl3.ops.graph import record
 from exl3.ops.rope import (
@@ -16,10 +15,6 @@ from exl3.ops.rope import (
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-def inv_freq(rot: int, theta: float = 1e4) -> torch.Tensor:
-    return theta ** -(torch.arange(0, rot, 2, dtype=torch.float64) / rot).to(torch.float32)
-
-
 @pytest.mark.parametrize("rot", [2, 6, 16, 64, 128])
 def test_table_is_exact_at_far_positions(isa: str, rot: int) -> None:
     positions = torch.tensor([0, 1, 511, 8191, 100_000, 1_000_000, 16_777_217], dtype=torch.int32)
@@ -27,39 +22,6 @@ def test_table_is_exact_at_far_positions(isa: str, rot: int) -> None:
     want = rope_table_reference(positions, inv_freq(rot), 1.25)
     torch.testing.assert_close(got, want, rtol=1.2e-7, atol=1e-7)
     assert rope_table(positions[:0], inv_freq(rot)).shape == (0, rot)
-
-
-# q heads, kv heads, head dim, v head dim, rot
-HEADS = [
-    (9, 3, 64, 64, 64),
-    (4, 4, 80, 80, 20),
-    (2, 1, 96, 96, 96),
-    (3, 1, 128, 128, 64),
-    (2, 2, 192, 128, 48),
-    (1, 1, 256, 256, 256),
-    (2, 1, 512, 512, 0),
-    (2, 1, 20, 24, 10),
-]
-
-
-def case(heads: tuple[int, ...], m: int, norm: bool) -> tuple[list[Any], dict[str, Any]]:
-    q_heads, kv_heads, dim, v_dim, rot = heads
-    torch.manual_seed(0)
-    qkv = torch.randn(m, q_heads * dim + kv_heads * (dim + v_dim) + 8)
-    table = rope_table_reference(torch.arange(m, dtype=torch.int32) * 97, inv_freq(rot))
-    caches = [torch.full((3, 256, kv_heads, d), torch.nan).half() for d in (dim, v_dim)]
-    slots = torch.randperm(3 * 256)[:m]
-    slots[2:3] = -1
-    options = {
-        "q_heads": q_heads,
-        "kv_heads": kv_heads,
-        "head_dim": dim,
-        "eps": 1e-5,
-        "q_norm": torch.randn(dim) if norm else None,
-        "k_norm": torch.randn(dim) if norm else None,
-    }
-    width = q_heads * dim + kv_heads * (dim + v_dim)
-    return [qkv[:, :width], table if rot else None, *caches, slots], options
 
 
 @pytest.mark.parametrize("heads", HEADS)
