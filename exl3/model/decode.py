@@ -159,7 +159,9 @@ class DecodeGraphs:
             return None
         model, rows = self.model, result[:n]
         if model.head.quantized:
-            return model.head.mask(rows.clone()).unsqueeze(1)
+            # Copied by numpy: torch would wake its OpenMP threads for this many values, and those
+            # spin for milliseconds on the cores that the next step needs.
+            return model.head.mask(torch.from_numpy(rows.numpy().copy())).unsqueeze(1)
         return model.head.logits(rows, Batch.dense(n, 1), model.final_norm).unsqueeze(1)
 
     @staticmethod
