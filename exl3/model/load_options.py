@@ -63,16 +63,17 @@ class LoadArguments:
             logger.info("reserve_per_device and use_per_device have no effect: one device is used")
 
     def target(self) -> torch.device:
-        """The device to load on: the one named, else the first CUDA device, else the CPU.
+        """The device to load on: the one named, else the CPU.
+
+        The CUDA kernels have not been proven on a GPU as a whole, so CUDA is used only where it is
+        asked for.
 
         Raises:
             UnsupportedError: it is not there, or exl3 has no kernels for it.
         """
         import exl3_ext
 
-        if self.device is None:
-            return torch.device("cuda", 0) if exl3_ext.has_cuda() else torch.device("cpu")
-        device = torch.device(self.device)
+        device = torch.device(self.device if self.device is not None else "cpu")
         if device.type == "cpu":
             return torch.device("cpu")
         index = device.index or 0
@@ -81,6 +82,7 @@ class LoadArguments:
                 f"device {str(self.device)!r}: this machine and build of exl3 have no such device; "
                 f"known are 'cpu' and, with a CUDA device and the CUDA library, 'cuda:0'"
             )
+        logger.warning("CUDA support is experimental: check results against the CPU")
         return torch.device("cuda", index)
 
 

@@ -6,9 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 
 def main() -> None:
     for path in sorted(Path(__file__).parent.glob("bench_*.py")):
+        if path.stem.startswith("bench_cuda") and not torch.cuda.is_available():
+            print(f"== {path.stem}: skipped, no CUDA device", flush=True)
+            continue
         print(f"== {path.stem}", flush=True)
         subprocess.run([sys.executable, "-m", f"tests.bench.{path.stem}"], check=True)
 
