@@ -267,7 +267,7 @@ def main(argv: list[str] | None = None) -> int:
             Path(args.save).write_text(said, encoding="utf-8")
         if args.save_svg:
             console.save_svg(args.save_svg, title="exl3 chat")
-    except (Exl3Error, OSError) as error:
+    except (Exl3Error, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0 if args.prompt is None or said is not None else 1

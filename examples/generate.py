@@ -44,5 +44,5 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     try:
         main(*sys.argv[1:])
-    except Exl3Error as error:
+    except (Exl3Error, OSError, ImportError) as error:
         sys.exit(f"error: {error}")

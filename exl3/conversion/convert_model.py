@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from ..errors import ConfigError, Exl3Error
+from ..errors import ConfigError, Exl3Error, FormatError
 from ..model import Config, Model
+from ..ops.registry import ops
+from ..tokenizer import Tokenizer
 from ..util.file import storage_errors
 from ..version import __version__
 from .arguments import STORED, check_values, given_values, make_parser, merge_resumed, with_defaults
@@ -53,7 +56,7 @@ def prepare(args: argparse.Namespace) -> Prepared:
     try:
         given = given_values(args)
         in_args, job = _resume(given) if given.get("resume") else _begin(given)
-    except (Exl3Error, OSError) as error:
+    except (Exl3Error, OSError, ImportError) as error:
         if getattr(args, "verbose", False):
             logger.exception("cannot start")
         return {}, None, False, one_line(error)
@@ -70,6 +73,7 @@ def _begin(given: dict[str, Any]) -> tuple[dict[str, Any], JobState]:
             " give another -w"
         )
     config = open_model(in_args)
+    _check_ready(config)
     in_args["source_fingerprint"] = config.source.fingerprint()
     in_args["exl3_version"] = __version__
     with storage_errors(work, "create"):
@@ -146,6 +150,23 @@ def open_model(in_args: dict[str, Any]) -> Config:
     return config
 
 
+def _check_ready(config: Config) -> None:
+    """What would end the job later: settings, compiled library, tokenizer, tensors left out.
+
+    Raises:
+        ConfigError, FormatError, SettingsError, StorageError, ImportError
+    """
+    ops()
+    Tokenizer.from_config(config)
+    for top in Model.from_config(config).modules:
+        for module in top:
+            if not module.children() and not module.stored_bytes(config.stc):
+                raise FormatError(
+                    f"{config.directory}: tensor {module.key}.weight is missing; fetch the model"
+                    " again"
+                )
+
+
 def main(in_args: dict[str, Any], job_state: JobState, console: Console | None = None) -> bool:
     """Run a prepared job to its end, or to `--max_module`.
 
@@ -182,9 +203,12 @@ def run(argv: Sequence[str] | None = None) -> int:
         work = in_args["work_dir"]
         main(in_args, job_state, console)
     except KeyboardInterrupt:
-        console.print(f"interrupted; go on with: convert.py -w {work} -r", highlight=False)
+        hint = (
+            f"go on with: convert.py -w {shlex.quote(work)} -r" if work else "nothing was started"
+        )
+        console.print(f"interrupted; {hint}", highlight=False, markup=False)
         return _INTERRUPTED
-    except (Exl3Error, OSError, MemoryError, ArithmeticError) as error:
+    except (Exl3Error, OSError, ImportError, MemoryError, ArithmeticError) as error:
         if verbose:
             console.print_exception()
         console.print(f"error: {one_line(error)}", style="red", highlight=False, markup=False)

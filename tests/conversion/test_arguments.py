@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from tiny_conversion import GOLDEN, convert, tiny_tensors, write_source
 
+from exl3.conversion import convert_model
 from exl3.conversion.arguments import ARGUMENTS, STORED, given_values, merge_resumed, with_defaults
 from exl3.conversion.convert_model import main, parser, prepare
+from exl3.errors import SettingsError
+from exl3_ext import ExtensionMissing
 
 
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -119,6 +122,46 @@ def test_damaged_source(
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ") and words in error
     assert not (tmp_path / "out").exists()
+    assert (tmp_path / "work").exists() == (kind == "not_finite")  # all else is seen at once
+
+
+def test_bad_setting_starts_no_job(
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def bad() -> None:
+        raise SettingsError("EXL3_CPU_MAX_ISA: expected one of generic, avx2, got 'foo'")
+
+    monkeypatch.setattr(convert_model, "ops", bad)
+    assert "EXL3_CPU_MAX_ISA" in refused(arguments, capsys)
+    assert not (tmp_path / "work").exists()
+
+
+def test_missing_library_is_one_line(
+    arguments: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> None:
+        raise ExtensionMissing("_cpu.so does not exist: run `make build`")
+
+    monkeypatch.setattr(convert_model, "ops", missing)
+    assert "make build" in refused(arguments, capsys)
+    assert not (tmp_path / "work").exists()
+
+
+def test_interrupted_before_the_start(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert_model, "open_model", interrupt)
+    assert convert(arguments) == 130
+    assert capsys.readouterr().err.strip() == "interrupted; nothing was started"
 
 
 def test_already_quantised(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,15 @@ def test_a_wrong_directory_is_one_clear_line(script: str, tmp_path: Path) -> Non
     assert "error: " in said and "none" in said and "Traceback" not in said
 
 
+def test_without_the_compiled_library(example, capsys, monkeypatch) -> None:
+    def missing() -> None:
+        raise ImportError("_cpu.so does not exist: run `make build`")
+
+    monkeypatch.setattr("exl3.model_init.init", lambda *_, **__: missing())
+    assert chat(example, "-prompt", "Hello") == 1
+    assert "error: _cpu.so does not exist" in capsys.readouterr().err
+
+
 def test_chat_one_prompt(example, capsys, tmp_path: Path) -> None:
     saved = tmp_path / "answer.txt"
     assert chat(example, "-prompt", "Hello", "-tps", "-save", str(saved)) == 0
