@@ -2,9 +2,9 @@
 
 All metadata is in pyproject.toml. The libraries link no Python symbol, so one wheel serves every
 Python. `_cpu` is always built; the files of each instruction level get that level's flags. `_cuda`
-is built when a CUDA compiler is found; build settings:
+is built when a CUDA compiler is found and a GPU is present or architectures are named:
 
-    EXL3_BUILD_CUDA       0: leave `_cuda` out; 1: fail if it cannot be built
+    EXL3_BUILD_CUDA       0: leave `_cuda` out; 1: build it without a GPU, fail if that is impossible
     TORCH_CUDA_ARCH_LIST  architectures, e.g. "8.6;9.0a"; default: of the GPUs here, else all
     MAX_JOBS, CXX         as usual
 """
@@ -34,7 +34,7 @@ AVX512 = (
 )
 AMX = f"{AVX512} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16"
 LEVEL_FLAGS = {"avx2": AVX2, "avx512": AVX512, "amx": AMX}
-ALL_CUDA_ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
+ALL_CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
 
 
 def host_sources(backend: str) -> list[tuple[Path, str]]:
@@ -65,29 +65,34 @@ def cuda_toolkit(compiler: str) -> Path:
     return Path(found.group(1)).resolve() if found else Path(compiler).resolve().parents[1]
 
 
+def gpu_architectures() -> list[str]:
+    """Compute capabilities of the GPUs here that the kernels are written for: 8.0 and later."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    if not shutil.which(query[0]):
+        return []
+    found = subprocess.run(query, capture_output=True, text=True).stdout.split()
+    fit = {arch for arch in found if re.fullmatch(r"\d+\.\d", arch) and float(arch) >= 8.0}
+    return sorted("9.0a" if arch == "9.0" else arch for arch in fit)
+
+
+def named_architectures() -> list[str]:
+    """What TORCH_CUDA_ARCH_LIST names."""
+    named = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
+    return [arch.removesuffix("+PTX") for arch in named if arch]
+
+
 def cuda_architectures() -> list[str]:
     """Compute capabilities to build for, e.g. ["8.6", "9.0a"]."""
-    named = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
-    named = [arch.removesuffix("+PTX") for arch in named if arch]
-    if named:
-        return named
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    if shutil.which(query[0]):
-        found = subprocess.run(query, capture_output=True, text=True).stdout.split()
-        here = sorted({"9.0a" if arch == "9.0" else arch for arch in found})
-        if here:
-            return here
-    return list(ALL_CUDA_ARCHITECTURES)
+    return named_architectures() or gpu_architectures() or list(ALL_CUDA_ARCHITECTURES)
 
 
 def wants_cuda() -> bool:
     choice = os.environ.get("EXL3_BUILD_CUDA", "")
-    if choice == "0":
-        return False
-    found = cuda_compiler() is not None and any(SOURCE.glob("cuda/**/*.cu"))
-    if choice == "1" and not found:
+    if choice == "1" and cuda_compiler() is None:
         raise SystemExit("EXL3_BUILD_CUDA=1, but no nvcc: put it on PATH or set CUDA_HOME")
-    return found
+    if choice in ("0", "1"):
+        return choice == "1"
+    return cuda_compiler() is not None and bool(named_architectures() or gpu_architectures())
 
 
 class NinjaFile:
