@@ -4,7 +4,7 @@ All metadata is in pyproject.toml. The libraries link no Python symbol, so one w
 Python. `_cpu` is always built; the files of each instruction level get that level's flags. `_cuda`
 is built when a CUDA compiler is found and a GPU is present or architectures are named:
 
-    EXL3_BUILD_CUDA       0: leave `_cuda` out; 1: build it without a GPU, fail if that is impossible
+    EXL3_BUILD_CUDA       0: leave `_cuda` out; 1: build it, also without a GPU
     TORCH_CUDA_ARCH_LIST  architectures, e.g. "8.6;9.0a"; default: of the GPUs here, else all
     MAX_JOBS, CXX         as usual
 """
