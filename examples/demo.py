@@ -197,7 +197,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("demo"), help="folder for everything, default ./demo")
     add("--bits", type=float, nargs="+", default=[4.0], help="average bits per weight, default 4")
     add("--head-bits", type=int, default=6)
-    add("--rows", type=int, default=128, help="calibration rows, default 128")
+    add("--rows", type=int, default=64, help="calibration rows, default 64")
     add("--columns", type=int, default=512, help="tokens per row, default 512")
     add("--tokens", type=int, default=1024, help="tokens of the quality measurement")
     return parser
