@@ -23,6 +23,7 @@ from exl3 import ArgmaxSampler, Cache, Config, Generator, Job, Model, Tokenizer,
 from exl3.errors import Exl3Error
 from exl3.loader.fetch import fetch_demo_model
 
+SYSTEM = "You answer questions truthfully in one short sentence."
 QUESTION = "What is the capital of France?"
 EXPECTED = "Paris"
 INTERRUPTED = 130  # exit status of a conversion that Ctrl-C ended
@@ -150,8 +151,15 @@ class Loaded:
         return best
 
     def answer(self, question: str) -> str:
-        """Greedy answer in the model's chat format."""
-        ids = self.tokenizer.hf_chat_template([{"role": "user", "content": question}])
+        """Greedy answer in the model's chat format.
+
+        Without the system prompt the unquantised model is as likely to begin in French.
+        """
+        messages = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": question},
+        ]
+        ids = self.tokenizer.hf_chat_template(messages)
         job = Job(
             ids,
             max_new_tokens=60,
