@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from exl3 import Generator, Job, model_init
-from exl3.errors import Exl3Error
+from exl3.errors import ConfigError, Exl3Error
+from exl3.tokenizer.template import read_templates
 
 
 class Chat:
@@ -37,6 +38,13 @@ class Chat:
             ngram_match_min=args.ngram_match_min,
         )
         mode = mode_of(args.mode or "auto", args.user_name, args.bot_name)
+        if mode.turn is None and "default" not in read_templates(
+            self.config.directory, self.tokenizer.tokenizer_config_dict
+        ):
+            raise ConfigError(
+                f"{self.config.directory} has no chat template: it is no chat model, or its"
+                " template is not with it; try -mode raw, or another of those that -modes lists"
+            )
         self.session = Session(
             self.tokenizer,
             mode,

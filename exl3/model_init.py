@@ -316,9 +316,15 @@ def _apply_override(config: Config, filename: str) -> None:
 
 
 def get_arg_sampler(args: Namespace) -> Any:
-    """The `ComboSampler` that the sampling arguments describe."""
+    """The `ComboSampler` that the sampling arguments describe.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
     from .generator.sampler import ComboSampler
 
+    if args.temperature < 0:  # greedy to a program, a slip on the command line
+        raise ConfigError(f"-temp --temperature: {args.temperature}, expected 0 (greedy) or more")
     return ComboSampler(
         rep_p=args.repetition_penalty,
         freq_p=args.frequency_penalty,

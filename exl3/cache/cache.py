@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 import weakref
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,23 @@ from ..constants import PAGE_SIZE
 from ..errors import ConfigError, UnsupportedError
 from .base import CacheLayer
 from .dense import CacheLayer_fp16
+
+
+@runtime_checkable
+class HasCacheLayers(Protocol):
+    """What a cache needs of a model."""
+
+    config: Any
+
+    def get_cache_layers(self) -> list[Any]: ...
+
+    def attach_cache(self, cache: Any) -> None: ...
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}, expected a whole number")
+    return int(value)
 
 
 class Cache:
@@ -33,6 +51,12 @@ class Cache:
         max_history: int = 0,
         **layer_kwargs: Any,
     ) -> None:
+        if not isinstance(model, HasCacheLayers):
+            raise ConfigError(
+                f"model is {type(model).__name__}, expected a Model: Cache(model, max_num_tokens)"
+            )
+        max_num_tokens = _whole("max_num_tokens", max_num_tokens)
+        max_batch_size = _whole("max_batch_size", max_batch_size)
         if max_num_tokens < PAGE_SIZE or max_num_tokens % PAGE_SIZE:
             raise ConfigError(
                 f"max_num_tokens must be a multiple of {PAGE_SIZE}, got {max_num_tokens}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.logging import RichHandler
 
-from ..errors import ConfigError, Exl3Error, FormatError
+from ..errors import ConfigError, Exl3Error, FormatError, StorageError
 from ..model import Config, Model
 from ..ops.registry import ops
 from ..tokenizer import Tokenizer
@@ -131,6 +132,22 @@ def _check_places(in_args: dict[str, Any]) -> None:
                 f"{out}: holds {strays[0]}, which would become part of the model; remove it or"
                 " give another -o"
             )
+    _check_writable("out_dir", out)
+    _check_writable("work_dir", places["work_dir"])
+
+
+def _check_writable(name: str, folder: Path) -> None:
+    """Raises StorageError if no file can be made in a folder, or where it is to be made."""
+    there = next(place for place in (folder, *folder.parents) if place.is_dir())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(
+            error.errno or 0,
+            f"--{name} {folder}: cannot write in {there}: {reason}; give another folder",
+        ) from error
 
 
 def open_model(in_args: dict[str, Any]) -> Config:

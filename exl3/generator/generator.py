@@ -20,7 +20,9 @@ from .scheduler import Scheduler
 from .setup import (
     PromptCheck,
     check_drafting,
+    check_kinds,
     check_model,
+    check_sizes,
     checkpoint_interval,
     num_columns,
     take_over,
@@ -65,10 +67,10 @@ class Generator:
         **kwargs: Any,
     ) -> None:
         note_unknown("Generator", kwargs)
+        check_kinds(model, cache, tokenizer)
         check_drafting(draft_model, draft_cache, ngram_match_min)
         check_model(model, cache, cpu_cache_size, show_visualizer)
-        if max_batch_size < 1:
-            raise ConfigError(f"max_batch_size is {max_batch_size}, expected at least 1")
+        check_sizes(max_batch_size=max_batch_size, max_chunk_size=max_chunk_size)
         self.model, self.cache, self.tokenizer = model, cache, tokenizer
         self.max_batch_size = max_batch_size
         self.max_chunk_size = max_chunk_size
@@ -113,18 +115,32 @@ class Generator:
         return len(self._scheduler.pending)
 
     def enqueue(self, job: Job | list[Job]) -> int | list[int]:
-        """Put a job, or several, at the end of the queue; returns serial numbers.
+        """Put a job, or several, at the end of the queue; returns serial numbers. If one of several
+        is refused, none of them is queued.
 
         Raises:
             CacheFullError: it can never fit the cache.
             ConfigError: ids outside the vocabulary; a job or filter in use; a bad stop condition.
         """
-        if isinstance(job, list | tuple):
-            return [self._enqueue(item) for item in job]
-        return self._enqueue(job)
+        if not isinstance(job, list | tuple):
+            return self._enqueue(job)
+        serials: list[int] = []
+        try:
+            for item in job:
+                serials.append(self._enqueue(item))
+        except Exception:
+            for item in job[: len(serials)]:
+                self.cancel(item)
+            raise
+        return serials
 
     def _enqueue(self, job: Job) -> int:
         self._check_owner()
+        if not isinstance(job, Job):
+            raise ConfigError(
+                f"enqueue: got {job!r:.60}, expected a Job or a list of them; for text use"
+                " generate(prompt)"
+            )
         self._check_prompt(job)
         job.prepare(self, self._next_serial)
         self._next_serial += 1

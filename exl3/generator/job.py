@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..constants import PAGE_SIZE
 from ..errors import CacheFullError, ConfigError
-from ..sampling import CustomSampler, DefaultSampler
+from ..sampling import CustomSampler
 from .events import Event, event, streaming
 from .filter import Filter
 from .filter.base import filter_faults
 from .masks import combine
-from .options import JobOptions, note_unknown, prompt_ids
+from .options import JobOptions, checked_filters, note_unknown, own_sampler, prompt_ids
 from .pages import PageTable
 from .reports import Rows, report
 from .sequence import Sequence
@@ -80,10 +80,8 @@ class Job:
         ids = prompt_ids(input_ids)
         self.prompt_tokens = ids.size
         self.sequences = [Sequence(ids)]
-        self.sampler = DefaultSampler() if sampler is None else sampler
-        if isinstance(self.sampler, CustomSampler):
-            self.sampler = self.sampler.clone()
-        self.filters = list(filters or [])
+        self.sampler = own_sampler(sampler)
+        self.filters = checked_filters(filters)
         self.embeddings = list(embeddings or [])
         self.identifier = identifier
         self._random = random.Random(seed)

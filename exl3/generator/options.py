@@ -6,14 +6,16 @@ import logging
 import numbers
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, ShapeError, UnsupportedError
+from ..sampling import CustomSampler, DefaultSampler
 from ..settings import settings
+from .filter import Filter
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,45 @@ def _at_least(name: str, value: Any, least: int) -> None:
         return
     if not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"{name} is {value!r}, expected a whole number of at least {least}")
+
+
+@runtime_checkable
+class Draws(Protocol):
+    """What a job needs of a sampler."""
+
+    reqs_past_ids: bool
+
+    def forward(self, logits: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def own_sampler(sampler: Any) -> Any:
+    """The sampler of one job; None is `DefaultSampler`. Memory is not shared between jobs.
+
+    Raises:
+        ConfigError: not a sampler.
+    """
+    if sampler is None:
+        return DefaultSampler()
+    if isinstance(sampler, CustomSampler):
+        return sampler.clone()
+    if isinstance(sampler, type) or not isinstance(sampler, Draws):
+        raise ConfigError(
+            f"sampler is {sampler!r}, expected a Sampler object such as ArgmaxSampler()"
+        )
+    return sampler
+
+
+def checked_filters(filters: Any) -> list[Filter]:
+    """A list of filters; one alone is taken as a list of it.
+
+    Raises:
+        ConfigError: an item that is not a filter.
+    """
+    chosen = [filters] if isinstance(filters, Filter) else list(filters or [])
+    for item in chosen:
+        if not isinstance(item, Filter):
+            raise ConfigError(f"filters: got {item!r}, expected objects derived from Filter")
+    return chosen
 
 
 def prompt_ids(input_ids: Any) -> NDArray[np.int64]:

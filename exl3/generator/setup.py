@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import numbers
 import weakref
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ..constants import PAGE_SIZE
 from ..errors import ConfigError, UnsupportedError
@@ -13,6 +14,57 @@ logger = logging.getLogger(__name__)
 
 # The generator that owns the pages of each cache: the one made last.
 _owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+@runtime_checkable
+class RunsTokens(Protocol):
+    """What a generator needs of a model."""
+
+    config: Any
+    caps: dict[str, Any]
+
+    def forward(self, input_ids: Any, params: Any = None) -> Any: ...
+
+    def prefill(self, input_ids: Any, params: Any = None) -> None: ...
+
+
+@runtime_checkable
+class HoldsPages(Protocol):
+    """What a generator needs of a cache."""
+
+    max_num_tokens: int
+
+    def copy_page(self, target: Any, from_page: int, to_page: int, num_tokens: int) -> None: ...
+
+
+@runtime_checkable
+class HasPieces(Protocol):
+    """What a generator needs of a tokenizer."""
+
+    actual_vocab_size: int
+
+    def get_id_to_piece_list(self, include_special_tokens: bool = False) -> list[str]: ...
+
+
+def check_kinds(model: Any, cache: Any, tokenizer: Any) -> None:
+    """Raises ConfigError unless each is what its place asks for."""
+    for name, value, kind, wanted in (
+        ("model", model, RunsTokens, "Model"),
+        ("cache", cache, HoldsPages, "Cache"),
+        ("tokenizer", tokenizer, HasPieces, "Tokenizer"),
+    ):
+        if not isinstance(value, kind):
+            raise ConfigError(
+                f"Generator(model, cache, tokenizer): {name} is {type(value).__name__}, expected"
+                f" a {wanted}"
+            )
+
+
+def check_sizes(**sizes: Any) -> None:
+    """Raises ConfigError for a size that is not a whole number of at least 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, numbers.Integral) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"{name} is {size!r}, expected a whole number of at least 1")
 
 
 def take_over(cache: Any, generator: Any) -> None:

@@ -69,11 +69,17 @@ class LoadArguments:
         asked for.
 
         Raises:
+            ConfigError: not the name of a device.
             UnsupportedError: it is not there, or exl3 has no kernels for it.
         """
         import exl3_ext
 
-        device = torch.device(self.device if self.device is not None else "cpu")
+        try:
+            device = torch.device(self.device if self.device is not None else "cpu")
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(
+                f"device is {self.device!r}, expected a name such as 'cpu' or 'cuda:0'"
+            ) from error
         if device.type == "cpu":
             return torch.device("cpu")
         index = device.index or 0

@@ -57,8 +57,13 @@ class Model:
         Args:
             swa_full: accepted; sliding-window layers always keep a full-length cache here.
         Raises:
-            ConfigError: the checkpoint has no such component, or an argument is unknown.
+            ConfigError: not a config, the checkpoint has no such component, or an argument is
+                unknown.
         """
+        if not isinstance(config, Config):
+            raise ConfigError(
+                f"config is {config!r:.80}, expected a Config: Config.from_directory(directory)"
+            )
         if component not in config.model_classes:
             raise ConfigError(
                 f"{config.config_filename} has no component {component!r}, only "

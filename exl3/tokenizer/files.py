@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HfTokenizer
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 _FALLBACK_IDS = {"bos_token": 1, "eos_token": 2}
 
 
+@runtime_checkable
 class TokenizerConfig(Protocol):
     """What the tokenizer reads of a model's `Config`; EOS ids found in files are added to it."""
 

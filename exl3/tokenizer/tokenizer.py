@@ -37,12 +37,16 @@ class Tokenizer:
     Args:
         config: the model's `Config`; EOS ids found in the tokenizer's files are added to it.
     Raises:
-        ConfigError: no tokenizer.json.
+        ConfigError: not a config, or no tokenizer.json.
         FormatError: a file that cannot be parsed.
         UnsupportedError: a decoder that is neither byte-level nor SentencePiece-like.
     """
 
     def __init__(self, config: TokenizerConfig) -> None:
+        if not isinstance(config, TokenizerConfig):
+            raise ConfigError(
+                f"config is {config!r:.80}, expected a Config: Config.from_directory(directory)"
+            )
         folder = Path(config.directory)
         self.config = config
         self.tokenizer = load_tokenizer_json(folder)

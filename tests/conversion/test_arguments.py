@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -39,7 +40,11 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["-mb", "0"], "mtp_bits"),
         (["-cr", "0"], "cal_rows: expected 1 or more"),
         (["-cc", "1"], "cal_cols: expected 2 or more"),
-        (["-ss", "-1"], "shard_size: expected 0 or more"),
+        (["-ss", "-5"], "-ss --shard_size: expected 0 or more, got -5"),
+        (["-cpi", "-1"], "-cpi --checkpoint_interval: expected 0 or more, got -1"),
+        (["--max_module", "-1"], "max_module: expected 0 or more, got -1"),
+        (["-o", "/proc/nowhere/out"], "--out_dir /proc/nowhere/out: cannot write in /proc"),
+        (["-w", "/proc/nowhere/work"], "--work_dir /proc/nowhere/work: cannot write in /proc"),
         (["-cb", "mul2"], "invalid choice: 'mul2'"),
         (["--out_scales", "maybe"], "invalid choice: 'maybe'"),
         (["-d", "1"], "CPU"),
@@ -172,6 +177,15 @@ def test_places(arguments: list[str], source: Path, capsys: pytest.CaptureFixtur
     assert "must differ" in refused([*arguments, "-o", str(source)], capsys)
     assert "must differ" in refused([*arguments, "-w", str(source)], capsys)
     assert "is a file" in refused([*arguments, "-o", str(source / "LICENSE")], capsys)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_output_without_write_permission(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir(mode=0o500)
+    assert "Permission denied" in refused(arguments, capsys)
+    assert not (tmp_path / "work").exists()
 
 
 def test_foreign_tensors_in_output(

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,6 +233,26 @@ class TestChanges:
         assert convert([*stopped, "-i", str(other)]) == 1
         message = capsys.readouterr().err
         assert "changed since this job was started" in message and before in message
+
+    def test_source_changed_by_hand(
+        self, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        source = write_source(tmp_path / "mine", tiny_tensors())
+        argv = [*arguments, "-i", str(source)]
+        assert convert([*argv, "--max_module", "1"]) == 0
+        resume = ["-w", str(tmp_path / "work"), "-r"]
+        tensors = tiny_tensors()
+        tensors["model.norm.weight"] += 1
+        shutil.rmtree(source)
+        write_source(source, tensors)
+        assert convert(resume) == 1
+        message = capsys.readouterr().err
+        assert f"source {source} changed since this job was started" in message
+        assert "--restart" in message and not (tmp_path / "out").exists()
+        del tensors["model.norm.weight"]
+        shutil.rmtree(source)
+        assert convert(resume) == 1
+        assert str(source) in capsys.readouterr().err
 
     def test_same_source_elsewhere(self, stopped: list[str], source: Path, tmp_path: Path) -> None:
         moved = tmp_path / "moved"

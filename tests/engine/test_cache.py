@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,6 +40,24 @@ def test_created_after_loading(model: Model) -> None:
 def test_size_must_be_whole_pages(model: Model, size: int) -> None:
     with pytest.raises(ConfigError, match="256"):
         Cache(model, size)
+
+
+@pytest.mark.parametrize("size", [1024.0, "1024", None, True])
+def test_size_must_be_a_whole_number(model: Model, size) -> None:
+    with pytest.raises(ConfigError, match=r"max_num_tokens is .* expected a whole number"):
+        Cache(model, size)
+    with pytest.raises(ConfigError, match="max_batch_size is"):
+        Cache(model, 1024, max_batch_size=size)
+
+
+def test_numpy_sizes(model: Model) -> None:
+    assert Cache(model, np.int64(1024)).max_num_tokens == 1024
+
+
+@pytest.mark.parametrize("wrong", [None, "model", 1024, Model])
+def test_cache_wants_a_model(wrong) -> None:
+    with pytest.raises(ConfigError, match="expected a Model"):
+        Cache(wrong, 1024)
 
 
 def test_layer_arguments(model: Model) -> None:

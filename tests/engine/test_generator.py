@@ -298,6 +298,59 @@ def test_bad_requests(make) -> None:
     assert generator.num_remaining_jobs() == 0
 
 
+@pytest.mark.parametrize("wrong", [None, "Hello", 3, [None], ["Hello"]])
+def test_enqueue_wants_jobs(make, wrong) -> None:
+    generator = make()
+    with pytest.raises(ConfigError, match="expected a Job or a list"):
+        generator.enqueue(wrong)
+    assert generator.num_remaining_jobs() == 0
+
+
+@pytest.mark.parametrize("wrong", ["greedy", 0.7, ArgmaxSampler, object()])
+def test_job_wants_a_sampler(wrong) -> None:
+    with pytest.raises(ConfigError, match="expected a Sampler object"):
+        job(prompt(3), sampler=wrong)
+
+
+def test_job_wants_filters() -> None:
+    with pytest.raises(ConfigError, match="derived from Filter"):
+        job(prompt(3), filters=["json"])
+
+
+def test_generator_names_the_argument_that_is_wrong(make) -> None:
+    generator = make()
+    parts = {"model": generator.model, "cache": generator.cache, "tokenizer": generator.tokenizer}
+    for name in parts:
+        for wrong in (None, "text", *(part for key, part in parts.items() if key != name)):
+            with pytest.raises(ConfigError, match=rf"\(model, cache, tokenizer\): {name} is"):
+                Generator(**{**parts, name: wrong})
+    for name in ("max_batch_size", "max_chunk_size"):
+        for wrong in (0, -1, 1.5, None, "8", True):
+            with pytest.raises(ConfigError, match=f"{name} is {wrong!r}"):
+                Generator(**parts, **{name: wrong})
+    assert not generator.retired  # a generator that was never made takes nothing over
+
+
+def test_a_list_is_queued_whole_or_not_at_all(make) -> None:
+    generator = make(2)
+    with pytest.raises(CacheFullError):
+        generator.enqueue([job(prompt(5)), job(prompt(600))])
+    assert generator.num_remaining_jobs() == 0
+    with pytest.raises(CacheFullError):
+        generator.generate(["ab", "c" * 600], 3)
+    assert generator.num_remaining_jobs() == 0
+
+
+def test_generate_fits_exactly_and_not_one_more(make) -> None:
+    generator = make(2)
+    for length, limit in ((512, 1), (500, 13), (1, 512)):
+        said = generator.generate("a" * length, limit, completion_only=True)
+        assert said
+        for longer in ((length + 1, limit), (length, limit + 1)):
+            with pytest.raises(CacheFullError, match="needs 513 places in the cache, which has 51"):
+                generator.generate("a" * longer[0], longer[1])
+
+
 def test_unknown_arguments_are_named_once(make, caplog) -> None:
     generator = make(flash=1)
     job(prompt(3), cfg_scale=2, other=1)

@@ -103,7 +103,10 @@ def test_chat_one_prompt(example, capsys, tmp_path: Path) -> None:
 def test_chat_with_the_models_own_template(example, capsys, model: Path) -> None:
     assert chat(example, "-prompt", "Hello", model=model, mode="auto") == 0
     assert chat(example, "-prompt", "Hello", mode="auto") == 1
-    assert "no chat template" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no chat template" in said and "-mode raw" in said
+    assert chat(example, "-prompt", "Hello", "-temp", "-0.5") == 1
+    assert "--temperature: -0.5" in capsys.readouterr().err
 
 
 def test_chat_modes_need_no_model(example, capsys) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import GOLDEN, random_ids, write_random_exl3
 
-from exl3 import Cache, Config, Model
+from exl3 import Cache, Config, Model, Tokenizer
 from exl3.errors import ConfigError, FormatError, UnsupportedError
 
 TINY = str(GOLDEN / "tiny_llama_exl3")
@@ -55,6 +55,19 @@ def test_abandoned_load_leaves_nothing() -> None:
     with pytest.raises(KeyboardInterrupt):
         model.load(callback=stop)
     assert not any(m.loaded for m in model.modules)
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda:x", "cpu:cpu", 1.5, [0]])
+def test_a_device_that_is_none(device) -> None:
+    with pytest.raises(ConfigError, match="expected a name such as 'cpu'"):
+        new_model().load(device)
+
+
+@pytest.mark.parametrize("wrong", [TINY, Path(TINY), None, {}])
+def test_a_config_is_asked_for(wrong) -> None:
+    for make in (Model.from_config, Tokenizer.from_config, Tokenizer):
+        with pytest.raises(ConfigError, match=r"expected a Config: Config.from_directory"):
+            make(wrong)
 
 
 def test_load_unload_load() -> None:
