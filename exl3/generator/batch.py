@@ -60,7 +60,7 @@ class Runner:
 
     def forget(self) -> None:
         """Drop references to jobs that have ended."""
-        self._jobs, self._tables = [], []
+        self._jobs, self._tables, self._params = [], [], {}
 
     def _set_up(self, jobs: list[Job], tables: list[Tensor]) -> None:
         self._jobs, self._tables = list(jobs), tables
@@ -75,7 +75,12 @@ class Runner:
         self._params["cache_seqlens"] = self._lengths
 
     def _common(self, block_table: Tensor, *jobs: Job) -> dict[str, Any]:
-        params = {"attn_mode": "flash_attn", "cache": self.cache, "block_table": block_table}
+        params: dict[str, Any] = {
+            "attn_mode": "flash_attn",
+            "cache": self.cache,
+            "block_table": block_table,
+            "loras": [job.adapters for job in jobs],
+        }
         embeddings = [item for job in jobs for item in job.embeddings]
         if embeddings:
             params["indexed_embeddings"] = embeddings

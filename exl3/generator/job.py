@@ -11,15 +11,17 @@ from torch import Tensor
 
 from ..constants import PAGE_SIZE
 from ..errors import CacheFullError, ConfigError
+from ..model.adapters import Chosen, adapter_key
 from ..sampling import CustomSampler
 from .events import Event, event, streaming
 from .filter import Filter
 from .filter.base import filter_faults
 from .masks import combine
 from .options import JobOptions, checked_filters, note_unknown, own_sampler, prompt_ids
-from .pages import PageTable
+from .pages import PageTable, root_key
 from .reports import Rows, report
 from .sequence import Sequence
+from .setup import choose_adapters
 from .stops import LoopDetector, Matcher, fold, split_conditions
 from .stream import Outcome, StreamRules, TextStream, Token
 from .text import make_decoder
@@ -63,6 +65,7 @@ class Job:
         max_rq_tokens: int | None = None,
         stop_on_loop: tuple[int, int] | None = None,
         rq_state: Any = None,
+        loras: Any = None,
         **kwargs: Any,
     ) -> None:
         note_unknown("Job", kwargs)
@@ -84,6 +87,9 @@ class Job:
         self.filters = checked_filters(filters)
         self.embeddings = list(embeddings or [])
         self.identifier = identifier
+        self.loras = loras  # None: all that are loaded when the job is enqueued
+        self.adapters: Chosen = ()
+        self.adapter_key = b""  # tells its pages from those of other adapters
         self._random = random.Random(seed)
         self._stop_conditions = stop_conditions
         if isinstance(banned_strings, str):
@@ -182,6 +188,9 @@ class Job:
         )
         special = self.options.decode_special_tokens
         self._width = generator.num_columns
+        self.adapters = choose_adapters(generator.model, self.loras)
+        self.adapter_key = adapter_key(self.adapters)
+        self.sequence.root = root_key(self.adapter_key)
         self._check_fits(generator)
         self.generator = generator
         try:
@@ -347,6 +356,7 @@ class Job:
         """The final event; the job is finished."""
         self.timing.to("")
         self.state = JobState.FINISHED
+        self.adapters = ()
         for filter in self.filters:
             filter.detach()
         out = streaming(self, outcome)
@@ -363,6 +373,7 @@ class Job:
     def drop(self) -> None:
         """Cancelled: finished without an event."""
         self.state = JobState.FINISHED
+        self.adapters = ()
         self.timing.to("")
         for filter in self.filters:
             filter.detach()

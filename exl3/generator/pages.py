@@ -27,6 +27,13 @@ def page_key(previous: bytes, ids: Ids) -> bytes:
     return blake2b(previous + ids.tobytes(), digest_size=16).digest()
 
 
+def root_key(adapter_key: bytes) -> bytes:
+    """Key before the first page of a sequence that runs with these adapters."""
+    if not adapter_key:
+        return ROOT
+    return blake2b(ROOT + b"adapters" + adapter_key, digest_size=16).digest()
+
+
 class Page:
     """One page; `number` is its place in the sequence that last filled it."""
 
@@ -78,13 +85,16 @@ class PageTable:
             found.append(page)
         return found
 
-    def allocate(self, keys: Sequence[bytes], rest: Ids, count: int) -> tuple[list[Page], int, int]:
+    def allocate(
+        self, keys: Sequence[bytes], rest: Ids, count: int, root: bytes = ROOT
+    ) -> tuple[list[Page], int, int]:
         """Pages for a sequence.
 
         Args:
             keys: keys of the leading full pages that may be shared.
             rest: ids of those pages and of what follows, as far as they may be reused.
             count: number of pages wanted.
+            root: key before the first page.
         Returns:
             (pages, number of them reused whole, tokens copied into the page after those); no pages
             if too few are free.
@@ -96,7 +106,7 @@ class PageTable:
             return [], 0, 0
         for page in shared:
             self._take(page)
-        previous = keys[len(shared) - 1] if shared else ROOT
+        previous = keys[len(shared) - 1] if shared else root
         source, common = None, 0
         if fresh and self.partial:
             tail = rest[len(shared) * PAGE_SIZE : (len(shared) + 1) * PAGE_SIZE]
@@ -212,9 +222,7 @@ class PageTable:
         def order(page: Page) -> tuple[int, int, int]:
             if page.valid == 0:
                 return 0, page.index, 0
-            gone = page.previous is None or (
-                page.previous != ROOT and page.previous not in self.by_key
-            )
+            gone = page.previous is None or (page.number > 0 and page.previous not in self.by_key)
             return 1 if gone else 2, page.last_use, -page.number
 
         free = sorted((page for page in self.pages if page.holders == 0), key=order)

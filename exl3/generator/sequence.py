@@ -25,6 +25,7 @@ class Sequence:
         self.stored = 0
         self.keyed = 0
         self.block_table: Tensor = torch.zeros(0, dtype=torch.int32)
+        self.root = ROOT  # key before the first page
         self._keys: list[bytes] = []  # of leading full pages; correct for the ids as they are
 
     def __len__(self) -> int:
@@ -39,7 +40,7 @@ class Sequence:
         ids = self.input_ids.numpy()
         while len(self._keys) <= number:
             start = len(self._keys) * PAGE_SIZE
-            previous = self._keys[-1] if self._keys else ROOT
+            previous = self._keys[-1] if self._keys else self.root
             self._keys.append(page_key(previous, ids[start : start + PAGE_SIZE]))
         return self._keys[number]
 
@@ -55,7 +56,8 @@ class Sequence:
         usable = min(len(self) - 1, count * PAGE_SIZE)
         full = min(usable, final - 1) // PAGE_SIZE
         keys = [self._key(number) for number in range(full)]
-        pages, shared, copied = table.allocate(keys, self.input_ids.numpy()[:usable], count)
+        ids = self.input_ids.numpy()[:usable]
+        pages, shared, copied = table.allocate(keys, ids, count, self.root)
         if not pages and count:
             return None
         self.pages = pages

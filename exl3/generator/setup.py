@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ..constants import PAGE_SIZE
 from ..errors import ConfigError, UnsupportedError
+from ..model.adapters import Chosen
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,16 @@ def num_columns(model: Any, tokenizer: Any) -> int:
     vocab = getattr(model.config, "vocab_size", None)
     known = int(tokenizer.actual_vocab_size)
     return known if vocab is None else min(known, vocab)
+
+
+def choose_adapters(model: Any, loras: Any) -> Chosen:
+    """The adapters of a job that asks for `loras`, see `AdapterSet.choose`."""
+    known = getattr(model, "adapters", None)
+    if known is not None:
+        return known.choose(loras)
+    if loras:
+        raise UnsupportedError("the job has loras, but the model takes none")
+    return ()
 
 
 class PromptCheck:

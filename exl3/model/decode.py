@@ -40,6 +40,7 @@ _PLAIN_KEYS = frozenset(
         "cache",
         "cache_seqlens",
         "last_tokens_only",
+        "loras",  # a pass with adapters does not come here
         "past_len",
     ]
 )

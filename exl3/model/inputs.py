@@ -26,6 +26,7 @@ _KNOWN = frozenset(
         "positions",
         "position_ids",
         "last_tokens_only",
+        "loras",
         "reconstruct",
         "causal",
         "recurrent_states",

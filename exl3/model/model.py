@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import ConfigError, UnsupportedError
 from ..modules import Attention, Batch, Block, Embedding, Head, LoadOptions, Module, RMSNorm
 from ..util.memory import trim_heap
+from .adapters import AdapterSet, Chosen, adapter_rows
 from .build import DecoderBuilder
 from .config import Config
 from .decode import DecodeGraphs
@@ -44,6 +45,7 @@ class Model:
         self.first_block_idx = 1
         self.logit_layer_idx = len(self.modules) - 1
         self.last_kv_module_idx = len(self.modules) - 3
+        self.adapters = AdapterSet()
         self._graphs = DecodeGraphs(self)
         self._load_seconds = 0.0
         self.warned_length = False
@@ -137,8 +139,11 @@ class Model:
             pass
 
     def unload(self) -> None:
-        """Drop weights, recorded steps and the tensors of attached caches; harmless twice."""
+        """Drop weights, adapters, recorded steps and the tensors of attached caches; harmless
+        twice."""
         self._graphs.clear()
+        for lora in list(self.adapters.loaded):
+            lora.unload()
         for module in self.modules:
             module.unload()
         for cache in self.caches():
@@ -183,14 +188,16 @@ class Model:
             params: attention mode, cache and positions, see the interface page, section 3.2.
         """
         params = {} if params is None else params
-        logits = self._graphs.step(input_ids, params)
-        if logits is not None:
-            return logits
+        if self._adapters(input_ids, params) is None:
+            logits = self._graphs.step(input_ids, params)
+            if logits is not None:
+                return logits
         mode = check_params(params)
         batch = self._batch(input_ids, params, mode)
         x = self._blocks(batch)
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
+            batch.select_adapters(batch.logit_rows)
         y = self.head.logits(x, batch, self.final_norm)
         return y.view(batch.bsz, -1, y.shape[-1])
 
@@ -227,7 +234,15 @@ class Model:
         batch = make_batch(ids, params, mode)
         self._note_length(batch.q_len if batch.seq_lens is None else int(batch.seq_lens.max()))
         assert self.output_device is not None
-        return batch.to(self.output_device)
+        batch = batch.to(self.output_device)
+        batch.adapters = adapter_rows(
+            self._adapters(input_ids, params), batch.q_len, self.output_device
+        )
+        return batch
+
+    def _adapters(self, input_ids: Tensor, params: Params) -> tuple[Chosen, ...] | None:
+        """The adapters of each sequence; None if no adapter applies."""
+        return self.adapters.per_sequence(params, input_ids.shape[0])
 
     def _embed(self, batch: Batch) -> Tensor:
         assert batch.input_ids is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .low_rank import AdapterRows
 from .rope import Rope
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Batch:
     seq_lens: Tensor | None = None
     page_table: Tensor | None = None
     slots: Tensor | None = None
+    adapters: tuple[AdapterRows, ...] = ()
     _tables: dict[int, Tensor] = field(default_factory=dict)
 
     @staticmethod
@@ -80,6 +82,11 @@ class Batch:
             setattr(moved, name, None if tensor is None else tensor.to(device))
         moved._tables = {}
         return moved
+
+    def select_adapters(self, rows: Tensor) -> None:
+        """Apply the adapters to the rows int64 (n,) from now on, as rows 0 to n-1."""
+        chosen = [adapter.select(rows) for adapter in self.adapters]
+        self.adapters = tuple(adapter for adapter in chosen if adapter is not None)
 
     @property
     def rows(self) -> int:

@@ -14,6 +14,7 @@ from ..constants import HADAMARD_DIM
 from ..errors import FormatError
 from .base import LoadOptions, Module, read_float
 from .batch import Batch
+from .low_rank import add_low_rank_
 from .norm import RMSNorm
 from .quantized import (
     QuantizedReader,
@@ -207,17 +208,57 @@ def run_group(
         activation: with two layers (gate, up): act(gate) * up instead, (m, n).
         residual: (m, n), added to the result; not modified.
     """
+    if any(layer.key in use.layers for use in batch.adapters for layer in layers):
+        return _run_adapted(x, layers, batch, norm, activation, residual)
     if can_fuse(layers, batch):
-        from ..ops.linear import Norm, linear
-
-        fused: dict[str, Any] = {"activation": activation, "residual": residual}
-        if norm is not None:
-            assert norm.weight is not None
-            fused["norm"] = Norm(norm.weight, norm.eps)
-        return linear(x, [layer.weight for layer in layers if layer.weight is not None], **fused)
+        return _run_fused(x, layers, norm, activation, residual)
     h = x if norm is None else norm.forward(x)
+    return _finish(_run_plain(h, layers, batch), activation, residual)
+
+
+def _run_fused(
+    x: Tensor,
+    layers: Sequence[Linear],
+    norm: RMSNorm | None,
+    activation: str | None,
+    residual: Tensor | None,
+) -> Tensor:
+    from ..ops.linear import Norm, linear
+
+    fused: dict[str, Any] = {"activation": activation, "residual": residual}
+    if norm is not None:
+        assert norm.weight is not None
+        fused["norm"] = Norm(norm.weight, norm.eps)
+    return linear(x, [layer.weight for layer in layers if layer.weight is not None], **fused)
+
+
+def _run_plain(h: Tensor, layers: Sequence[Linear], batch: Batch) -> Tensor:
     outputs = [layer.forward(h, batch) for layer in layers]
-    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+
+def _run_adapted(
+    x: Tensor,
+    layers: Sequence[Linear],
+    batch: Batch,
+    norm: RMSNorm | None,
+    activation: str | None,
+    residual: Tensor | None,
+) -> Tensor:
+    """`run_group` with what the batch's adapters add before activation and residual."""
+    h = x if norm is None else norm.forward(x)
+    if can_fuse(layers, batch):
+        y = _run_fused(x, layers, norm, None, None)
+    else:
+        y = _run_plain(h, layers, batch)
+    starts, start = [], 0
+    for layer in layers:
+        starts.append((layer.key, start))
+        start += layer.out_features
+    return _finish(add_low_rank_(y, h, starts, batch.adapters), activation, residual)
+
+
+def _finish(y: Tensor, activation: str | None, residual: Tensor | None) -> Tensor:
     if activation is not None:
         from ..ops.activation import gated_activation
 

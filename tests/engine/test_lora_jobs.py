@@ -1,0 +1,111 @@
+"""Jobs with adapters of their own in one generator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from exl3 import ArgmaxSampler, Cache, Config, Generator, Job, Model, Tokenizer
+from exl3.errors import ConfigError, UnsupportedError
+from exl3.generator.pages import ROOT, root_key
+from exl3.model.lora import LoRA
+from tests.engine.test_generator import run, tokens
+from tests.model.peft_adapters import PeftAdapter
+
+DIRECTORY = Path(__file__).parents[1] / "fixtures" / "golden" / "tiny_llama_exl3"
+EVERY = [[], ["a"], ["b"], ["a", "b"]]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path):
+    config = Config.from_directory(str(DIRECTORY))
+    model = Model.from_config(config)
+    cache = Cache(model, 16 * 256)
+    model.load()
+    paths = {
+        name: PeftAdapter(model, seed=seed, size=0.2).save(tmp_path, name)
+        for seed, name in enumerate("ab")
+    }
+    loras = {name: LoRA.from_directory(model, path) for name, path in paths.items()}
+    return Generator(model, cache, Tokenizer.from_config(config)), loras
+
+
+def job(length: int = 300, **kwargs) -> Job:
+    source = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 500, (1, length), generator=source)
+    return Job(ids, max_new_tokens=5, sampler=ArgmaxSampler(), return_logits=True, **kwargs)
+
+
+def logits(events: list[dict]) -> torch.Tensor:
+    return torch.cat([e["logits"][0] for e in events if "logits" in e])[:, :500]
+
+
+def reference(model: Model, item: Job, events: list[dict], loras: list[LoRA]) -> torch.Tensor:
+    ids = item.sequence.input_ids.torch()
+    return model.forward(ids, {"loras": loras})[0, item.prompt_tokens - 1 : -1, :500]
+
+
+def test_adapters_side_by_side_share_no_pages(loaded) -> None:
+    generator, loras = loaded
+    jobs = [job(loras=[loras[name] for name in names]) for names in EVERY]
+    events = run(generator, *jobs)
+    results = []
+    for item, names in zip(jobs, EVERY, strict=True):
+        out = events[item]
+        assert len(tokens(out)) == 5 and out[-1]["cached_tokens"] == 0
+        want = reference(generator.model, item, out, [loras[name] for name in names])
+        assert float((logits(out) - want).abs().max()) < 0.15
+        results.append(logits(out))
+    for i, one in enumerate(results):
+        for other in results[:i]:
+            assert float((one[0] - other[0]).abs().max()) > 0.3
+    for names, before in zip(EVERY, results, strict=True):  # again, from the pages of its own kind
+        again = job(loras=[loras[name] for name in reversed(names)])
+        out = run(generator, again)[again]
+        assert out[-1]["cached_tokens"] >= 256
+        assert float((logits(out) - before).abs().max()) < 0.15
+
+
+def test_adapters_loaded_later_find_no_old_pages(loaded) -> None:
+    generator, loras = loaded
+    plain = job(loras=[])
+    before = logits(run(generator, plain)[plain])
+    default = job()  # both adapters, as in every forward pass
+    out = run(generator, default)[default]
+    assert out[-1]["cached_tokens"] == 0
+    assert float((logits(out)[0] - before[0]).abs().max()) > 0.3
+    for lora in loras.values():
+        lora.unload()
+    after = job()
+    out = run(generator, after)[after]
+    assert out[-1]["cached_tokens"] >= 256 and after.adapter_key == b""
+    assert torch.equal(logits(out)[1:], before[1:])
+
+
+def test_unloaded_while_it_runs(loaded) -> None:
+    """A job keeps its adapters to its end, and nothing of them stays after it."""
+    generator, loras = loaded
+    want_job = job(loras=[loras["a"]])
+    want = tokens(run(generator, want_job)[want_job])
+    item = job(loras=[loras["a"]])
+    generator.enqueue(item)
+    events = generator.iterate() + generator.iterate()
+    loras["a"].unload()
+    while generator.num_remaining_jobs():
+        events += generator.iterate()
+    assert tokens(events) == want and item.adapters == ()
+    with pytest.raises(ConfigError, match="not loaded"):
+        generator.enqueue(job(loras=[loras["a"]]))
+    assert not generator.num_remaining_jobs()
+
+
+def test_first_page_depends_on_adapters() -> None:
+    assert root_key(b"") == ROOT
+    assert len({root_key(b""), root_key(b"a"), root_key(b"b"), ROOT}) == 3
+
+
+def test_a_model_without_adapters(make) -> None:
+    with pytest.raises(UnsupportedError, match="loras"):
+        make().enqueue(Job(torch.tensor([[5, 6]]), loras=["a"]))
