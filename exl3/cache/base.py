@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..constants import PAGE_SIZE
+from ..errors import UnsupportedError
+
 
 class CacheLayer(ABC):
     """Pages of one layer. `attention` tells heads and head size; tensors exist after `alloc`."""
@@ -65,6 +68,23 @@ class CacheLayer(ABC):
     def overhead_size(self) -> int:
         """Bytes of temporary room that reading needs."""
         return 0
+
+    def page_tensors(self, page: int) -> list[Tensor]:
+        """Views of everything stored for a page, in a fixed order; none before `alloc`. Copying
+        them is all it takes to keep a page elsewhere and to bring it back."""
+        pages = self.max_num_tokens // PAGE_SIZE
+        for tensor in self.get_tensors():
+            if tensor.dim() < 2 or tensor.shape[0] != pages or not tensor.is_contiguous():
+                raise UnsupportedError(
+                    f"{type(self).__name__} has a tensor {tuple(tensor.shape)} that is not one row "
+                    f"for each of {pages} pages; it must override page_tensors"
+                )
+        return [tensor[page] for tensor in self.get_tensors()]
+
+    def page_format(self) -> str:
+        """Names the encoding of `page_tensors`: layers of equal format and shapes can read each
+        other's pages. A type with settings that change what is stored adds them."""
+        return type(self).__name__
 
     def tp_export(self, plan: Any) -> dict[str, Any]:
         """What a tensor-parallel rank needs to build its part."""

@@ -148,6 +148,14 @@ class Cache:
         """Tensors of all layers."""
         return [tensor for layer in self.layers for tensor in layer.get_tensors()]
 
+    def page_tensors(self, page: int) -> list[Tensor]:
+        """Views of everything stored for a page, see `CacheLayer.page_tensors`."""
+        return [part for layer in self.layers for part in layer.page_tensors(page)]
+
+    def page_format(self) -> str:
+        """Names the encoding of `page_tensors`, see `CacheLayer.page_format`."""
+        return " ".join(layer.page_format() for layer in self.layers)
+
     def storage_size(self) -> int:
         """Bytes of all layers once allocated."""
         return sum(layer.storage_size() for layer in self.layers)

@@ -35,7 +35,7 @@ class Runner:
             job.cached_tokens += adopted
             job.cached_pages += adopted // PAGE_SIZE
         start = sequence.stored
-        if start >= last:
+        if start >= last or sequence.waiting:
             return adopted > 0
         end = min(last, (start + self.chunk) // PAGE_SIZE * PAGE_SIZE)
         params = self._common(sequence.block_table.unsqueeze(0), job)

@@ -29,6 +29,7 @@ from .setup import (
 )
 from .simple import Prompts, run_prompts
 from .stream import Outcome
+from .tiers import make_tiers
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Generator:
         note_unknown("Generator", kwargs)
         check_kinds(model, cache, tokenizer)
         check_drafting(draft_model, draft_cache, ngram_match_min)
-        check_model(model, cache, cpu_cache_size, show_visualizer)
+        check_model(model, cache, show_visualizer)
         check_sizes(max_batch_size=max_batch_size, max_chunk_size=max_chunk_size)
         self.model, self.cache, self.tokenizer = model, cache, tokenizer
         self.max_batch_size = max_batch_size
@@ -79,7 +80,8 @@ class Generator:
         self.padded_vocab_size = (tokenizer.actual_vocab_size + 31) // 32 * 32
         self.num_draft_tokens = 0
         self.recurrent_cache = None
-        self.cpu_page_cache = None
+        tiers = make_tiers(model, [cache], cpu_cache_size)
+        self.cpu_page_cache = tiers.host
         self.recurrent_checkpoint_interval = checkpoint_interval(
             model, recurrent_checkpoint_interval
         )
@@ -87,6 +89,7 @@ class Generator:
         self.pagetable = PageTable(
             self.max_total_tokens // PAGE_SIZE,
             lambda source, target, count: cache.copy_page(cache, source, target, count),
+            tiers=tiers,
         )
         take_over(cache, self)
         self._scheduler = Scheduler(max_batch_size)
@@ -163,6 +166,12 @@ class Generator:
     def _check_owner(self) -> None:
         if self.retired:
             raise ConfigError("a newer Generator uses this cache; this one can only cancel jobs")
+
+    def retire(self) -> None:
+        """Another generator has taken over the cache; this one can only cancel jobs."""
+        self.retired = True
+        self.pagetable.tiers.close()
+        self.cpu_page_cache = None
 
     def _release(self, job: Job) -> None:
         job.sequence.release(self.pagetable)

@@ -7,24 +7,28 @@ keep their contents until they are needed for something else.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..cache.host_tier import Ids, longest_start
 from ..constants import PAGE_SIZE
 from ..errors import Exl3Error
+from ..tokenizer.embedding import FIRST_EMBEDDING_ID
+from .tiers import Recall, Tiers
 
 ROOT = b"exl3"  # key before the first page
-
-Ids = NDArray[np.int64]
+_PROCESS = os.urandom(16)
 
 
 def page_key(previous: bytes, ids: Ids) -> bytes:
     """Key of a complete page that holds `ids` after the page `previous`."""
-    return blake2b(previous + ids.tobytes(), digest_size=16).digest()
+    # Embeddings are numbered anew in every process: pages with one are known in this process only.
+    own = _PROCESS if ids.max(initial=0) >= FIRST_EMBEDDING_ID else b""
+    return blake2b(previous + ids.tobytes(), digest_size=16, key=own).digest()
 
 
 def root_key(adapter_key: bytes) -> bytes:
@@ -57,16 +61,22 @@ class PageTable:
         max_pages: pages in the cache.
         copy: called `(source index, target index, tokens)`, copies the start of a page.
         partial: whether the start of a page may be copied (not with recurrent state).
+        tiers: where complete pages go when their place is needed, and come back from.
     """
 
     def __init__(
-        self, max_pages: int, copy: Callable[[int, int, int], Any], partial: bool = True
+        self,
+        max_pages: int,
+        copy: Callable[[int, int, int], Any],
+        partial: bool = True,
+        tiers: Tiers | None = None,
     ) -> None:
         self.max_pages = max_pages
         self.pages = [Page(index) for index in range(max_pages)]
         self.by_key: dict[bytes, Page] = {}
         self.after: dict[bytes, dict[int, Page]] = {}  # pages by the key of the page before them
         self.partial = partial
+        self.tiers = Tiers() if tiers is None else tiers
         self.num_free = max_pages
         self.version = 0  # changes whenever a failed allocation might now succeed
         self.metrics = {"evicted_pages": 0, "reused_pages": 0, "copied_pages": 0}
@@ -108,9 +118,11 @@ class PageTable:
             self._take(page)
         previous = keys[len(shared) - 1] if shared else root
         source, common = None, 0
-        if fresh and self.partial:
+        if fresh and self.partial and not self._is_stored(keys, len(shared)):
             tail = rest[len(shared) * PAGE_SIZE : (len(shared) + 1) * PAGE_SIZE]
             source, common = self._longest_start(previous, tail)
+            if self.tiers.longest_start(previous, tail, common)[1]:
+                source, common = None, 0  # `copy_start` will do better
         pages = shared + self._take_fresh(fresh, source, common)
         if common:
             page = pages[len(shared)]
@@ -123,6 +135,9 @@ class PageTable:
         self.touch(pages)
         self.metrics["reused_pages"] += len(shared)
         return pages, len(shared), common
+
+    def _is_stored(self, keys: Sequence[bytes], number: int) -> bool:
+        return number < len(keys) and keys[number] in self.tiers
 
     def _take_fresh(self, count: int, source: Page | None, common: int) -> list[Page]:
         """Empty pages, the first of them with the start of `source` copied in."""
@@ -191,6 +206,33 @@ class PageTable:
         if other is None:
             self.by_key[key] = page
 
+    def recall(self, own: Page, key: bytes, ids: Ids) -> Recall:
+        """Fill a page that its only holder has not filled from a tier, if one has it."""
+        found = self.tiers.recall(key, own)
+        if found is Recall.HIT:
+            own.tokens[:] = ids
+            own.valid = PAGE_SIZE
+            self.complete(own, key)
+        return found
+
+    def copy_start(self, own: Page, previous: bytes, ids: Ids) -> int:
+        """Fill a page that its only holder has not filled with the longest start known of `ids`.
+        Returns the number of tokens."""
+        if not self.partial:
+            return 0
+        source, common = self._longest_start(previous, ids)
+        key, more = self.tiers.longest_start(previous, ids, max(common, 1))
+        if key is not None:
+            self.tiers.copy(key, own)
+            common = more
+        elif source is not None:
+            self._copy(source.index, own.index, common)
+        if common:
+            own.tokens[:common] = ids[:common]
+            own.valid = common
+            self.metrics["copied_pages"] += 1
+        return common
+
     def unlink(self, page: Page) -> None:
         """Forget the contents."""
         if page.key is not None and self.by_key.get(page.key) is page:
@@ -205,16 +247,8 @@ class PageTable:
 
     def _longest_start(self, previous: bytes, ids: Ids) -> tuple[Page | None, int]:
         """The page after `previous` that shares the most leading ids, more than one."""
-        best, common = None, 1
-        for page in self.after.get(previous, {}).values():
-            width = min(page.valid, ids.size)
-            if width <= common:
-                continue
-            differs = np.flatnonzero(page.tokens[:width] != ids[:width])
-            same = int(differs[0]) if differs.size else width
-            if same > common:
-                best, common = page, same
-        return best, common if best is not None else 0
+        group = self.after.get(previous, {}).values()
+        return longest_start(((page, page.tokens[: page.valid]) for page in group), ids, 1)
 
     def _evict(self, count: int) -> list[Page]:
         """Empty `count` free pages and take them."""
@@ -222,12 +256,18 @@ class PageTable:
         def order(page: Page) -> tuple[int, int, int]:
             if page.valid == 0:
                 return 0, page.index, 0
-            gone = page.previous is None or (page.number > 0 and page.previous not in self.by_key)
+            gone = page.previous is None or (
+                page.number > 0
+                and page.previous not in self.by_key
+                and page.previous not in self.tiers
+            )
             return 1 if gone else 2, page.last_use, -page.number
 
         free = sorted((page for page in self.pages if page.holders == 0), key=order)
         for page in free[:count]:
             self.metrics["evicted_pages"] += page.valid > 0
+            if page.key is not None and self.by_key.get(page.key) is page:
+                self.tiers.evicted(page)
             self.unlink(page)
             self._take(page)
         return free[:count]
@@ -272,6 +312,7 @@ class PageTable:
         _require(listed == linked, f"{listed} pages are listed by previous key, {linked} have one")
         free = sum(page.holders == 0 for page in self.pages)
         _require(free == self.num_free, f"{free} pages are free, {self.num_free} counted")
+        self.tiers.check_integrity(page_key)
 
 
 def _require(condition: bool, what: str) -> None:

@@ -10,6 +10,11 @@ from torch import Tensor
 from ..constants import PAGE_SIZE
 from .ids import IdBuffer
 from .pages import ROOT, Page, PageTable, page_key
+from .tiers import Recall
+
+MAX_RECALLS = (
+    8  # pages brought back from a tier per step and job, so that others need not wait long
+)
 
 
 class Sequence:
@@ -26,6 +31,8 @@ class Sequence:
         self.keyed = 0
         self.block_table: Tensor = torch.zeros(0, dtype=torch.int32)
         self.root = ROOT  # key before the first page
+        self.waiting = False  # the next page comes from a tier, in a later step
+        self._may_copy = False  # the start of the next page may be known somewhere
         self._keys: list[bytes] = []  # of leading full pages; correct for the ids as they are
 
     def __len__(self) -> int:
@@ -43,6 +50,9 @@ class Sequence:
             previous = self._keys[-1] if self._keys else self.root
             self._keys.append(page_key(previous, ids[start : start + PAGE_SIZE]))
         return self._keys[number]
+
+    def _previous(self, number: int) -> bytes:
+        return self._key(number - 1) if number else self.root
 
     def allocate(self, table: PageTable, count: int, final: int) -> tuple[int, int] | None:
         """Take `count` pages, with what is already stored in them.
@@ -63,25 +73,52 @@ class Sequence:
         self.pages = pages
         self.keyed = shared
         self.stored = shared * PAGE_SIZE + copied
+        self._may_copy = not copied
         self.block_table = torch.tensor([page.index for page in pages], dtype=torch.int32)
         return shared, self.stored
 
     def adopt(self, table: PageTable, end: int) -> int:
-        """Take over pages of the prompt, up to token `end`, that another job has completed since.
-        Returns the number of tokens gained."""
+        """Take over pages of the prompt, up to token `end`, that another job has completed since,
+        or that a tier has. Returns the number of tokens gained; `waiting` tells whether more will
+        come."""
         before = self.stored
+        self.waiting = False
+        recalls = 0
         while self.stored == self.keyed * PAGE_SIZE and self.stored + PAGE_SIZE <= end:
             number = self.keyed
             page = table.exchange(self.pages[number], self._key(number))
             if page is None:
-                break
+                page = self.pages[number]
+                if recalls == MAX_RECALLS or not self._recall(table, page, number):
+                    self.waiting |= recalls == MAX_RECALLS
+                    break
+                recalls += 1
             self.pages[number] = page
             self.block_table[number] = page.index
             self.keyed += 1
             self.stored += PAGE_SIZE
             if number + 1 < len(self.pages):
                 table.link(self.pages[number + 1], self._key(number))
+        self._copy_start(table)
         return self.stored - before
+
+    def _recall(self, table: PageTable, page: Page, number: int) -> bool:
+        start = number * PAGE_SIZE
+        ids = self.input_ids.numpy()[start : start + PAGE_SIZE]
+        found = table.recall(page, self._key(number), ids)
+        self.waiting = found is Recall.WAIT
+        return found is Recall.HIT
+
+    def _copy_start(self, table: PageTable) -> None:
+        """Look once for the start of the first page that no tier has in full."""
+        number = self.keyed
+        if self.waiting or not self._may_copy or number == len(self.pages):
+            return
+        self._may_copy = False
+        if self.stored == number * PAGE_SIZE:
+            end = min(len(self) - 1, self.stored + PAGE_SIZE)
+            tail = self.input_ids.numpy()[self.stored : end]
+            self.stored += table.copy_start(self.pages[number], self._previous(number), tail)
 
     def store(self, table: PageTable, end: int, final: int) -> None:
         """Note that the tokens up to `end` are in the pages now.

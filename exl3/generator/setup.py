@@ -73,7 +73,7 @@ def take_over(cache: Any, generator: Any) -> None:
     before = _owners.get(cache)
     old = None if before is None else before()
     if old is not None:
-        old.retired = True
+        old.retire()
     _owners[cache] = weakref.ref(generator)
 
 
@@ -90,7 +90,7 @@ def check_drafting(draft_model: Any, draft_cache: Any, ngram_match_min: int) -> 
         raise UnsupportedError("speculative decoding is not available yet; run without a drafter")
 
 
-def check_model(model: Any, cache: Any, cpu_cache_size: int, show_visualizer: bool) -> None:
+def check_model(model: Any, cache: Any, show_visualizer: bool) -> None:
     """Raises ConfigError or UnsupportedError for what a generator cannot run."""
     if not getattr(model, "loaded", True):
         raise ConfigError("the model is not loaded: call model.load() first")
@@ -100,8 +100,6 @@ def check_model(model: Any, cache: Any, cpu_cache_size: int, show_visualizer: bo
         )
     if model.caps.get("recurrent_states"):
         raise UnsupportedError("models with recurrent state cannot be generated from yet")
-    if cpu_cache_size:
-        raise UnsupportedError("cpu_cache_size: keeping evicted pages is not available yet; use 0")
     if show_visualizer:
         raise UnsupportedError("show_visualizer: there is no debug window")
 

@@ -14,6 +14,7 @@ import torch
 from exl3.tokenizer.pieces import Lead
 
 PAGE = 256
+PAGE_BYTES = PAGE * 8  # of a FakeCache
 M1, M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 MASK = (1 << 64) - 1
 
@@ -94,6 +95,12 @@ class FakeCache:
         self.model, self.max_num_tokens = model, max_num_tokens
         self.slots = np.zeros((max_num_tokens // PAGE, PAGE), np.uint64)  # 0: never written
         self.copies = 0
+
+    def page_tensors(self, page: int) -> list[torch.Tensor]:
+        return [torch.from_numpy(self.slots[page].view(np.int64))]
+
+    def page_format(self) -> str:
+        return "fake"
 
     def copy_page(self, target, from_page: int, to_page: int, num_tokens: int) -> None:
         assert from_page != to_page

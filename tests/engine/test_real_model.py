@@ -88,6 +88,20 @@ def test_requeue(loaded) -> None:
     assert tokens(events) == want and sum("requeue" in e for e in events) == 1
 
 
+def test_evicted_pages_come_back_from_host_memory(loaded) -> None:
+    model, _, tokenizer = loaded
+    cache = Cache(model, 768)
+    generator = Generator(model, cache, tokenizer, cpu_cache_size=1 << 22)
+    for n in (600, 700):
+        run(generator, job(prompt(n, n)))
+    again = job(prompt(600, 600), return_logits=True)
+    events = run(generator, again)[again]
+    check(loaded, prompt(600, 600), events)
+    assert events[-1]["cached_tokens"] >= 512
+    assert generator.cpu_page_cache.metrics["restored_pages"] >= 1
+    cache.detach_from_model()
+
+
 def test_generate_and_rebuild(loaded) -> None:
     generator = Generator(*loaded)
     one = generator.generate("Hello", 5, sampler=ArgmaxSampler())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from exl3.generator import Generator, Job
 from exl3.generator.sampler import ArgmaxSampler, ComboSampler, DefaultSampler
-from tests.engine.fake import FakeCache, FakeModel
+from tests.engine.fake import PAGE_BYTES, FakeCache, FakeModel
 from tests.engine.reference import run_alone
 from tests.engine.test_generator import job, text, tokens
 
@@ -68,10 +68,20 @@ def fits(request: Request, pages: int) -> bool:
     pages=st.integers(4, 12),
     batch=st.integers(1, 4),
     chunk=st.sampled_from([256, 512, 2048]),
+    host=st.sampled_from([0, 2, 3, 12]),
 )
-def test_any_workload(requests: list[Request], pages: int, batch: int, chunk: int) -> None:
+def test_any_workload(
+    requests: list[Request], pages: int, batch: int, chunk: int, host: int
+) -> None:
     cache = FakeCache(MODEL, pages * 256)
-    generator = Generator(MODEL, cache, MODEL.tokenizer, max_batch_size=batch, max_chunk_size=chunk)
+    generator = Generator(
+        MODEL,
+        cache,
+        MODEL.tokenizer,
+        max_batch_size=batch,
+        max_chunk_size=chunk,
+        cpu_cache_size=host * PAGE_BYTES,
+    )
     requests = [r for r in requests if fits(r, pages)]
     jobs: dict[int, Job] = {}
     events: dict[int, list[dict]] = {i: [] for i in range(len(requests))}
