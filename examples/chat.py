@@ -68,7 +68,7 @@ class Chat:
         return Job(
             ids,
             max_new_tokens=self.session.max_response,
-            sampler=model_init.get_arg_sampler(args),
+            sampler=model_init.get_arg_sampler(args, self.tokenizer),
             stop_conditions=self.session.stop_conditions(self.config),
             banned_strings=banned,
             stop_on_loop=(args.loop_window, args.loop_min_reps) if args.loop_window else None,

@@ -10,6 +10,7 @@ from typing import Any
 from .cache import Cache, CacheLayer_fp16, CacheLayer_quant
 from .errors import ConfigError
 from .model import Config, Model
+from .sampling.arguments import MORE_DEFAULTS, add_more_sampling_args, more_steps
 
 SAMPLING_DEFAULTS: Mapping[str, Any] = {
     "temperature": 0.8,
@@ -113,12 +114,11 @@ def _add_cache_args(
 
 
 def _add_sampling_args(parser: ArgumentParser, changed: Mapping[str, Any]) -> None:
-    unknown = sorted(set(changed) - set(SAMPLING_DEFAULTS))
+    default = {**SAMPLING_DEFAULTS, **MORE_DEFAULTS}
+    unknown = sorted(set(changed) - set(default))
     if unknown:
-        raise ConfigError(
-            f"default_sampling_args: unknown {unknown}; known are {[*SAMPLING_DEFAULTS]}"
-        )
-    default = {**SAMPLING_DEFAULTS, **changed}
+        raise ConfigError(f"default_sampling_args: unknown {unknown}; known are {[*default]}")
+    default.update(changed)
     for names, kind, text in (
         ("-temp --temperature", float, "sampling temperature"),
         ("-repp --repetition_penalty", float, "repetition penalty, 1 is off"),
@@ -133,6 +133,7 @@ def _add_sampling_args(parser: ArgumentParser, changed: Mapping[str, Any]) -> No
     ):
         _value(parser, names, kind, default[names.rpartition("--")[2]], text)
     _flag(parser, "-temp_first", "--temperature_first", "temperature before the truncation steps")
+    add_more_sampling_args(parser, default)
 
 
 def _add_draft_args(parser: ArgumentParser) -> None:
@@ -315,11 +316,14 @@ def _apply_override(config: Config, filename: str) -> None:
     config.stc = collection
 
 
-def get_arg_sampler(args: Namespace) -> Any:
+def get_arg_sampler(args: Namespace, tokenizer: Any = None) -> Any:
     """The `ComboSampler` that the sampling arguments describe.
 
+    Args:
+        tokenizer: for the flags that speak of text: `-drysb` and `-ban_eos`; also protects line
+            ends from XTC.
     Raises:
-        ConfigError: a value outside its range.
+        ConfigError: a value outside its range, or a flag that needs the tokenizer.
     """
     from .generator.sampler import ComboSampler
 
@@ -338,4 +342,5 @@ def get_arg_sampler(args: Namespace) -> Any:
         temp_last=not args.temperature_first,
         adaptive_target=args.adaptive_target,
         adaptive_decay=args.adaptive_decay,
+        more=more_steps(vars(args), tokenizer),
     )

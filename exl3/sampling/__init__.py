@@ -1,8 +1,19 @@
 """Sampling: from a row of logits to a token id, in steps."""
 
-from .adaptive import SS_XTC, SS_AdaptiveP, xtc_default_protected_token_ids
+from .adaptive import SS_XTC, SS_AdaptiveP, SS_Mirostat, xtc_default_protected_token_ids
 from .base import Sampler, SS_Base
 from .chain import CustomSampler
+from .dry import SS_DRY
+from .more import (
+    SS_CFG,
+    SS_AllowTokens,
+    SS_BanEOS,
+    SS_DynaTemp,
+    SS_Smoothing,
+    SS_TopA,
+    SS_TopNSigma,
+    SS_TypicalP,
+)
 from .penalties import SS_PresFreqP, SS_RepP
 from .presets import (
     AdaptivePSampler,
@@ -12,6 +23,7 @@ from .presets import (
     DefaultSampler,
     GreedySampler,
     GumbelSampler,
+    MoreSteps,
     TopKSampler,
     TopPSampler,
 )
@@ -33,6 +45,8 @@ from .steps import (
 
 __all__ = [
     "SS",
+    "SS_CFG",
+    "SS_DRY",
     "SS_XTC",
     "AdaptivePSampler",
     "ArgmaxSampler",
@@ -42,23 +56,32 @@ __all__ = [
     "DefaultSampler",
     "GreedySampler",
     "GumbelSampler",
+    "MoreSteps",
     "NothingToSampleError",
     "SS_AdaptiveP",
+    "SS_AllowTokens",
     "SS_Argmax",
+    "SS_BanEOS",
     "SS_BanTokens",
     "SS_Base",
+    "SS_DynaTemp",
     "SS_LogitBias",
     "SS_MinP",
+    "SS_Mirostat",
     "SS_NoOp",
     "SS_Normalize",
     "SS_PresFreqP",
     "SS_RepP",
     "SS_Sample",
     "SS_Sample_mn",
+    "SS_Smoothing",
     "SS_Sort",
     "SS_Temperature",
+    "SS_TopA",
     "SS_TopK",
+    "SS_TopNSigma",
     "SS_TopP",
+    "SS_TypicalP",
     "Sampler",
     "SamplingState",
     "TopKSampler",

@@ -1,13 +1,16 @@
-"""XTC, which makes the likeliest tokens less likely, and Adaptive-P, which steers by memory."""
+"""XTC, which makes the likeliest tokens less likely; Adaptive-P and Mirostat, which steer by what
+they drew before."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from ..errors import ConfigError
 from .base import SS_Base
 from .random import gumbel
 from .state import SS, Row
@@ -88,3 +91,37 @@ class SS_AdaptiveP(_Final):
 
     def out_state(self, in_state: SS) -> SS:
         return SS.DONE
+
+
+class SS_Mirostat(_Final):
+    """Final step that keeps the surprise -log2 p of what it draws near `tau`.
+
+    Tokens with a surprise above mu are cut, never the best; then mu <- mu - eta * (S - tau), S the
+    surprise of the token drawn, before the cut. mu is 2 tau at first. Every job works on its own
+    copy.
+
+    Args:
+        tau: bits, 0 and up; inf is off (plain sampling), 0 is greedy at first.
+        eta: 0..1; 0 leaves mu where it is.
+    Source: Basu et al., Mirostat (arXiv 2007.14966), version 2 of the authors' code.
+    """
+
+    def __init__(self, tau: float = 5.0, eta: float = 0.1) -> None:
+        self.tau = _number(self, "tau", tau)
+        self.eta = _fraction(self, "eta", eta)
+        if self.tau < 0.0:
+            raise ConfigError(f"SS_Mirostat: tau is {tau}, expected 0 or more")
+        self.mu = 2.0 * self.tau
+
+    def alt(self) -> SS_Base | None:
+        return SS_Sample() if math.isinf(self.tau) else None
+
+    def apply(self, row: Row) -> None:
+        probs = row.probs().astype(np.float64)
+        with np.errstate(divide="ignore"):
+            surprise = -np.log2(probs)
+        kept = surprise <= max(self.mu, float(surprise.min()))
+        score = np.where(kept, -surprise * math.log(2.0), -np.inf)
+        index = int((score + gumbel(row.key, row.token_ids())).argmax())
+        row.draw(index)
+        self.mu -= self.eta * (float(surprise[index]) - self.tau)

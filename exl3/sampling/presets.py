@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ..errors import ConfigError
 from .adaptive import SS_AdaptiveP
@@ -74,6 +75,18 @@ class TopPSampler(CustomSampler):
         super().__init__([*(steps[::-1] if temperature_last else steps), SS_Sample()])
 
 
+@dataclass(frozen=True, slots=True)
+class MoreSteps:
+    """What a `ComboSampler` can have beyond its own arguments."""
+
+    bans: Sequence[SS_Base] = ()
+    penalties: Sequence[SS_Base] = ()
+    first_cuts: Sequence[SS_Base] = ()  # before the temperature, and before all other cuts
+    heat: SS_Base | None = None  # in place of the temperature
+    cuts: Sequence[SS_Base] = ()  # after min-p, top-k and top-p
+    final: SS_Base | None = None  # in place of the draw
+
+
 class ComboSampler(CustomSampler):
     """All the usual knobs in one."""
 
@@ -92,20 +105,31 @@ class ComboSampler(CustomSampler):
         adaptive_target: float = 1.0,
         adaptive_decay: float = 0.9,
         logit_bias: Mapping[int, float] | None = None,
+        *,
+        more: MoreSteps | None = None,
     ) -> None:
+        """`more`: steps that ExLlamaV3 has not, each at its place among the others."""
+        more = more or MoreSteps()
         steps: list[SS_Base] = [
             SS_LogitBias(logit_bias or {}),
+            *more.bans,
             SS_RepP(rep_p, rep_sustain_range, rep_decay_range),
             SS_PresFreqP(pres_p, freq_p, rep_sustain_range, rep_decay_range),
+            *more.penalties,
         ]
         if temperature <= 0 or top_k == 1:
             super().__init__([*steps, SS_Argmax()])
             return
-        heat = SS_Temperature(temperature)
-        cuts: list[SS_Base] = [SS_MinP(min_p), SS_TopK(top_k), SS_TopP(top_p)]
-        steps += [*cuts, heat] if temp_last else [heat, *cuts]
-        final = SS_Sample() if adaptive_target == 1.0 else None
-        super().__init__([*steps, final or SS_AdaptiveP(adaptive_target, adaptive_decay)])
+        heat = [SS_Temperature(temperature) if more.heat is None else more.heat]
+        cuts: list[SS_Base] = [SS_MinP(min_p), SS_TopK(top_k), SS_TopP(top_p), *more.cuts]
+        steps += more.first_cuts
+        steps += [*cuts, *heat] if temp_last else [*heat, *cuts]
+        final: SS_Base = SS_Sample()
+        if more.final is not None:
+            final = more.final
+        elif adaptive_target != 1.0:
+            final = SS_AdaptiveP(adaptive_target, adaptive_decay)
+        super().__init__([*steps, final])
 
 
 class AdaptivePSampler(CustomSampler):

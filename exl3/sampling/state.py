@@ -74,7 +74,8 @@ class Row:
     def probs(self) -> FloatRow:
         """Softmax over the entries that are left."""
         top = self.maximum()
-        p = self.logits - np.float32(top)
+        with np.errstate(over="ignore"):
+            p = self.logits - np.float32(top)
         np.exp(p, out=p)
         p /= p.sum(dtype=np.float64)
         return p

@@ -109,15 +109,20 @@ class SS_Temperature(SS_Base):
         return SS_NoOp() if self.temperature == 1.0 else None
 
     def apply(self, row: Row) -> None:
-        top = row.maximum()
-        if self.temperature <= 0.0:
-            row.keep(np.array([row.logits.argmax()]))
-            return
-        # Relative to the top: nothing overflows, however low the temperature.
+        heat(row, self.temperature)
+
+
+def heat(row: Row, temperature: float) -> None:
+    """Divide by a temperature; 0 or less keeps only the best."""
+    top = row.maximum()
+    if temperature <= 0.0:
+        row.keep(np.array([row.logits.argmax()]))
+        return
+    # Relative to the top: nothing overflows, however low the temperature.
+    with np.errstate(over="ignore"):
         scaled = row.logits - np.float32(top)
-        with np.errstate(over="ignore"):
-            scaled /= np.float32(max(self.temperature, 1e-30))
-        row.logits, row.shared = scaled, False
+        scaled /= np.float32(max(temperature, 1e-30))
+    row.logits, row.shared = scaled, False
 
 
 class _Cut(SS_Base):

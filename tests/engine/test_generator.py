@@ -7,7 +7,20 @@ import torch
 
 from exl3.errors import CacheFullError, ConfigError, UnsupportedError
 from exl3.generator import Generator, Job
-from exl3.generator.sampler import ArgmaxSampler, ComboSampler, DefaultSampler, SS_Base
+from exl3.generator.sampler import (
+    SS_DRY,
+    ArgmaxSampler,
+    ComboSampler,
+    CustomSampler,
+    DefaultSampler,
+    SS_AdaptiveP,
+    SS_Base,
+    SS_DynaTemp,
+    SS_Mirostat,
+    SS_Sample,
+    SS_TopNSigma,
+    SS_TypicalP,
+)
 from tests.engine.fake import FakeCache, FakeModel
 from tests.engine.reference import run_alone
 
@@ -172,6 +185,24 @@ def test_requeue_changes_nothing(make, step: int, length: int) -> None:
     assert (last["new_tokens"], last["prompt_tokens"], last["cached_tokens"]) == (600, length, 0)
     want = run_alone(generator.model, ids, 600, sampler=sampler, seed=3)
     assert last["full_completion"] == want[1]
+
+
+@pytest.mark.parametrize("rq", [None, 100])
+def test_samplers_with_memory_are_the_same_in_a_batch(make, rq) -> None:
+    """Each job has its own: alone, among others, and requeued."""
+    generator = make(16)
+    samplers = [
+        CustomSampler([SS_DRY(0.8, sequence_breakers=[3 + 97]), SS_Sample()]),
+        CustomSampler([SS_DRY(2.0, 1.2, 1, 50), SS_TypicalP(0.9), SS_Mirostat(3.0, 0.3)]),
+        CustomSampler([SS_TopNSigma(1.5), SS_DynaTemp(0.3, 2.0), SS_AdaptiveP(0.4, 0.8)]),
+    ]
+    jobs = {
+        job(prompt(30 + i, i), max_new_tokens=300, sampler=s, seed=i, max_rq_tokens=rq): (i, s)
+        for i, s in enumerate(samplers + samplers)
+    }
+    events = run(generator, *jobs, check=False)
+    for item, (i, sampler) in jobs.items():
+        expect_alone(generator, item, events[item], prompt(30 + i, i), 300, sampler, seed=i)
 
 
 def test_requeue_may_end_with_a_full_cache(make) -> None:

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import GOLDEN
 
-from exl3 import model_init
+from exl3 import Config, Tokenizer, model_init
 from exl3.errors import ConfigError, UnsupportedError
+from exl3.sampling.arguments import MORE_DEFAULTS
 
 TINY = str(GOLDEN / "tiny_llama_exl3")
 
@@ -95,6 +96,45 @@ def test_sampling_arguments() -> None:
     model_init.get_arg_sampler(args)
     with pytest.raises(ConfigError, match="tempature"):
         parse(add_sampling_args=True, default_sampling_args={"tempature": 1})
+
+
+def chain(*words: str, tokenizer=None) -> list[str]:
+    sampler = model_init.get_arg_sampler(parse(*words, add_sampling_args=True), tokenizer)
+    return [type(step).__name__ for step in sampler.steps]
+
+
+def test_more_sampling_arguments() -> None:
+    plain = ["SS_MinP", "SS_Temperature", "SS_Sample"]
+    assert chain() == plain
+    for words, name in {
+        "-typ 0.9": "SS_TypicalP",
+        "-topa 0.2": "SS_TopA",
+        "-nsigma 1": "SS_TopNSigma",
+        "-xtcp 0.5": "SS_XTC",
+        "-drym 0.8 -drysb 1 2": "SS_DRY",
+        "-smf 0.3 -smc 1.5": "SS_Smoothing",
+        "-allow 1 2": "SS_AllowTokens",
+        "-dynmin 0.5 -dynmax 1.5": "SS_DynaTemp",
+        "-miro 2 -mtau 3": "SS_Mirostat",
+    }.items():
+        if "drysb" in words:
+            with pytest.raises(ConfigError, match="tokenizer"):
+                chain(*words.split())
+            words = "-drym 0.8"
+        got = chain(*words.split())
+        assert set(got) - set(plain) == {name}
+    tokenizer = Tokenizer.from_config(Config.from_directory(TINY))
+    assert chain("-ban_eos", tokenizer=tokenizer)[0] == "SS_BanEOS"
+    for words in ("-ban_eos", "-miro 1", "-temp -1", "-typ 2"):
+        with pytest.raises(ConfigError, match=r"-ban_eos|-miro|-temp|typical_p"):
+            chain(*words.split())
+
+
+def test_a_program_with_a_parser_of_its_own() -> None:
+    args = parse(add_sampling_args=True)
+    for name in MORE_DEFAULTS:
+        delattr(args, name)
+    assert len(model_init.get_arg_sampler(args).steps) == 3
 
 
 def test_defaults() -> None:
