@@ -258,6 +258,7 @@ class Generator:
         embeddings: Any = None,
         max_rq_tokens: int | None = None,
         stop_on_loop: tuple[int, int] | None = None,
+        loras: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Complete one prompt or several.
@@ -279,6 +280,7 @@ class Generator:
             stop_conditions=stop_conditions,
             max_rq_tokens=max_rq_tokens,
             stop_on_loop=stop_on_loop,
+            loras=loras,
         )
         last = run_prompts(self, jobs, abort_event, self._kept)
         if last is None:

@@ -84,6 +84,17 @@ def test_adapters_loaded_later_find_no_old_pages(loaded) -> None:
     assert torch.equal(logits(out)[1:], before[1:])
 
 
+def test_generate_with_adapters(loaded) -> None:
+    generator, loras = loaded
+
+    def text(**kwargs) -> str:
+        return generator.generate("Hello there", 8, sampler=ArgmaxSampler(), **kwargs)
+
+    plain, both = text(loras=[]), text()
+    assert plain != both == text(loras=list(loras.values()))
+    assert generator.generate(["Hello there"], 8, sampler=ArgmaxSampler(), loras=[]) == [plain]
+
+
 def test_unloaded_while_it_runs(loaded) -> None:
     """A job keeps its adapters to its end, and nothing of them stays after it."""
     generator, loras = loaded
