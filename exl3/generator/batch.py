@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..constants import PAGE_SIZE
 from .job import Job
+from .packing import Part, pack
 from .pages import PageTable
 
 
@@ -44,8 +45,15 @@ class Runner:
         sequence.store(self.table, end, job.final_length())
         return True
 
-    def decode(self, jobs: list[Job]) -> Tensor:
-        """Run the last token of every job; logits (jobs, V_pad) of the next."""
+    def decode(self, jobs: list[Job], drafts: list[list[int]]) -> Tensor:
+        """Run the last token of every job and the tokens drafted for it; logits of what follows
+        each, (jobs + drafted, V_pad), job by job. Drafted tokens do not count as stored."""
+        logits = self._verify(jobs, drafts) if any(drafts) else self._step(jobs)
+        for job in jobs:
+            job.sequence.store(self.table, len(job.sequence), job.final_length())
+        return logits[:, -1]
+
+    def _step(self, jobs: list[Job]) -> Tensor:
         tables = [job.sequence.block_table for job in jobs]
         if jobs != self._jobs or any(a is not b for a, b in zip(tables, self._tables, strict=True)):
             self._set_up(jobs, tables)
@@ -53,10 +61,16 @@ class Runner:
             length = len(job.sequence)
             self._ids_array[row, 0] = job.sequence.input_ids.last()
             self._lengths_array[row] = length - 1
-        logits = self.model.forward(self._ids, self._params)
-        for job in jobs:
-            job.sequence.store(self.table, len(job.sequence), job.final_length())
-        return logits[:, -1]
+        return self.model.forward(self._ids, self._params)
+
+    def _verify(self, jobs: list[Job], drafts: list[list[int]]) -> Tensor:
+        parts = [
+            Part(job.sequence, len(job.sequence) - 1, [job.sequence.input_ids.last(), *draft])
+            for job, draft in zip(jobs, drafts, strict=True)
+        ]
+        ids, params = pack(parts)
+        owners = [job for job, part in zip(jobs, parts, strict=True) for _ in part.ids]
+        return self.model.forward(ids, {**self._common(params["block_table"], *owners), **params})
 
     def forget(self) -> None:
         """Drop references to jobs that have ended."""
@@ -81,7 +95,7 @@ class Runner:
             "block_table": block_table,
             "loras": [job.adapters for job in jobs],
         }
-        embeddings = [item for job in jobs for item in job.embeddings]
+        embeddings = [item for job in dict.fromkeys(jobs) for item in job.embeddings]
         if embeddings:
             params["indexed_embeddings"] = embeddings
         return params

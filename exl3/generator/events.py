@@ -73,7 +73,15 @@ def _ending(job: Job, reason: str) -> Event:
         "cached_pages": job.cached_pages,
         "cached_tokens": job.cached_tokens,
     }
-    if job.drafted:
-        out["accepted_draft_tokens"] = job.accepted_draft_tokens
-        out["rejected_draft_tokens"] = job.rejected_draft_tokens
+    out.update(draft_figures(job))
     return out
+
+
+def draft_figures(job: Job) -> Event:
+    """What a final event says of drafts, if the generator drafts."""
+    if not job.drafted:
+        return {}
+    return {
+        "accepted_draft_tokens": job.accepted_draft_tokens,
+        "rejected_draft_tokens": job.rejected_draft_tokens,
+    }

@@ -5,25 +5,24 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ..constants import PAGE_SIZE
 from ..errors import ConfigError
 from ..sampling import NothingToSampleError
 from .batch import Runner
-from .events import Event
+from .drafting import draft_options, speculation
+from .events import Event, draft_figures
 from .filter import Filter
 from .filter.base import FilterError
 from .job import Job, JobState
 from .options import note_unknown
-from .pages import PageTable
 from .reports import Rows
 from .scheduler import Scheduler
 from .setup import (
     PromptCheck,
-    check_drafting,
     check_kinds,
     check_model,
     check_sizes,
     checkpoint_interval,
+    make_table,
     num_columns,
     take_over,
 )
@@ -38,7 +37,7 @@ class Generator:
     """Continuous batching over a paged cache.
 
     `iterate` does one step: starts jobs, ingests one prompt chunk of each new one and draws one
-    token for all others.
+    token for all others, or several where a draft was right.
     """
 
     def __init__(
@@ -69,29 +68,31 @@ class Generator:
     ) -> None:
         note_unknown("Generator", kwargs)
         check_kinds(model, cache, tokenizer)
-        check_drafting(draft_model, draft_cache, ngram_match_min)
         check_model(model, cache, show_visualizer)
         check_sizes(max_batch_size=max_batch_size, max_chunk_size=max_chunk_size)
         self.model, self.cache, self.tokenizer = model, cache, tokenizer
-        self.max_batch_size = max_batch_size
-        self.max_chunk_size = max_chunk_size
+        self.max_batch_size, self.max_chunk_size = max_batch_size, max_chunk_size
         self.max_total_tokens = cache.max_num_tokens
         self.num_columns = num_columns(model, tokenizer)
         self.padded_vocab_size = (tokenizer.actual_vocab_size + 31) // 32 * 32
-        self.num_draft_tokens = 0
+        drafts = draft_options(
+            draft_model,
+            num_draft_tokens,
+            *(dynamic_draft_tokens, dynamic_draft_alpha_up, dynamic_draft_alpha_down),
+            *(dynamic_draft_skip_ema, dynamic_draft_probe_interval, record_draft_stats),
+        )
+        self._speculation = speculation(self, draft_model, draft_cache, ngram_match_min, drafts)
+        self.num_draft_tokens = self._speculation.options.tokens if self._speculation else 0
         self.recurrent_cache = None
-        tiers = make_tiers(model, [cache], cpu_cache_size)
-        self.cpu_page_cache = tiers.host
-        self.recurrent_checkpoint_interval = checkpoint_interval(
-            model, recurrent_checkpoint_interval
-        )
+        interval = checkpoint_interval(model, recurrent_checkpoint_interval)
+        self.recurrent_checkpoint_interval = interval
         self.retired = False  # another generator has taken over the cache
-        self.pagetable = PageTable(
-            self.max_total_tokens // PAGE_SIZE,
-            lambda source, target, count: cache.copy_page(cache, source, target, count),
-            tiers=tiers,
-        )
-        take_over(cache, self)
+        caches = [cache] if draft_cache is None else [cache, draft_cache]
+        tiers = make_tiers(model, caches, cpu_cache_size)
+        self.cpu_page_cache = tiers.host
+        self.pagetable = make_table(caches, tiers)
+        for each in caches:
+            take_over(each, self)
         self._scheduler = Scheduler(max_batch_size)
         self._runner = Runner(model, cache, self.pagetable, max_chunk_size)
         self._check_prompt = PromptCheck(model, tokenizer)
@@ -146,6 +147,8 @@ class Generator:
             )
         self._check_prompt(job)
         job.prepare(self, self._next_serial)
+        if self._speculation is not None:
+            self._speculation.admit(job)
         self._next_serial += 1
         self._scheduler.pending.append(job)
         return job.serial_number
@@ -155,8 +158,8 @@ class Generator:
         if job.generator is not self or not job.is_running():
             return
         self._scheduler.remove(job)
-        self._release(job)
         job.drop()
+        self._release(job)
 
     def clear_queue(self) -> None:
         """Cancel all jobs."""
@@ -174,7 +177,11 @@ class Generator:
         self.cpu_page_cache = None
 
     def _release(self, job: Job) -> None:
+        if self._speculation is not None:
+            self._speculation.drafter.release(job)
         job.sequence.release(self.pagetable)
+        if job.is_finished:
+            job.draft_state = None
         self._runner.forget()
 
     # Steps
@@ -194,12 +201,17 @@ class Generator:
         return events
 
     def _try_start(self, job: Job) -> bool:
-        return job.try_start(self.pagetable, self.max_total_tokens)
+        started = job.try_start(self.pagetable, self.max_total_tokens)
+        if started and self._speculation is not None:
+            self._speculation.drafter.start(job)
+        return started
 
     def _prefill(self, job: Job, events: list[Event]) -> None:
         job.timing.to("prefill")
         if self._runner.prefill(job):
             events.append(job.progress())
+        if self._speculation is not None:
+            self._speculation.drafter.follow(job)
         if job.is_prefill_done():
             job.state = JobState.DECODE
             if job.options.max_new_tokens == 0:
@@ -211,22 +223,56 @@ class Generator:
             return
         for job in jobs:
             job.timing.to("generate")
-        logits = Rows(self._runner.decode(jobs), self.num_columns)
+        drafts: list[list[int]] = [[] for _ in jobs]
+        if self._speculation is not None:
+            drafts = self._speculation.propose(jobs)
+        logits = Rows(self._runner.decode(jobs, drafts), self.num_columns)
         greedy = logits.best() if all(job.is_plain_greedy() for job in jobs) else None
-        for row, job in enumerate(jobs):
-            try:
-                drawn = job.choose(logits, row) if greedy is None else greedy[row]
-                event = job.accept(drawn, logits, row)
-            except Exception as error:  # a fault of one job must not end the others
-                event = _failed(job, error)
+        row = 0
+        for job, draft in zip(jobs, drafts, strict=True):
+            last = self._take(job, draft, logits, row, greedy, events)
+            row += 1 + len(draft)
             if job.is_finished:
-                self._end(job, event, events)
+                self._end(job, last, events)
                 continue
-            events.append(event)
+            events.append(last)
             if job.must_requeue():
                 self._release(job)
                 self._scheduler.requeue(job)
-                job.requeue(event)
+                job.requeue(last)
+
+    def _take(
+        self,
+        job: Job,
+        draft: list[int],
+        logits: Rows,
+        row: int,
+        greedy: list[int] | None,
+        events: list[Event],
+    ) -> Event:
+        """Draw tokens from a job's rows for as long as they are those drafted. All events but the
+        last are added; that is returned."""
+        position, accepted = len(job.sequence), 0
+        while True:
+            place = row + accepted
+            try:
+                drawn = job.choose(logits, place) if greedy is None else greedy[place]
+                event = job.accept(drawn, logits, place)
+            except Exception as error:  # a fault of one job must not end the others
+                event = _failed(job, error)
+                break
+            if accepted == len(draft) or drawn != draft[accepted]:
+                break
+            accepted += 1
+            if job.is_finished or len(job.sequence) != position + accepted:
+                break  # or a banned string took tokens back
+            job.sequence.store(self.pagetable, len(job.sequence), job.final_length())
+            events.append(event)
+        if self._speculation is not None:
+            self._speculation.settle(job, position, len(draft), accepted)
+            if job.is_finished:  # made before this draft was counted
+                event.update(draft_figures(job))
+        return event
 
     def _end(self, job: Job, event: Event, events: list[Event]) -> None:
         self._scheduler.remove(job)

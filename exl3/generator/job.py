@@ -115,7 +115,9 @@ class Job:
         self.accepted_draft_tokens = 0
         self.rejected_draft_tokens = 0
         self.draft_stats: list[Any] = []
-        self.drafted = False
+        self.drafted = False  # the generator drafts; these two are its notes on this job
+        self.draft_length: Any = None
+        self.draft_state: Any = None
         self.tried_at = -1  # version of the page table when pages were last asked for in vain
         self.first_round = True
         self.cache_full = False
@@ -297,6 +299,16 @@ class Job:
             and not (self.filters or self._forced or self._banned_at or self._healed_ids)
             and self.new_tokens >= self.options.min_new_tokens
         )
+
+    def draft_room(self) -> int:
+        """Tokens that can be checked behind the last one: as many as fit the pages held, and one
+        less than are still wanted, as a right draft gives one token more. None while the next
+        tokens are forced."""
+        if self._forced:
+            return 0
+        room = self.sequence.capacity - len(self.sequence)
+        limit = self.options.max_new_tokens
+        return room if limit is None else min(room, limit - self.new_tokens - 1)
 
     def choose(self, logits: Rows, row: int) -> int:
         """Draw from a row of logits."""

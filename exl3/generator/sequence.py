@@ -21,7 +21,8 @@ class Sequence:
     """Ids, pages and how far they are filled.
 
     `stored`: leading tokens whose keys and values are in the pages. `keyed`: leading pages that are
-    complete, final, and known by their key.
+    complete, final, and known by their key. `mirrored`: leading tokens that a draft model's cache
+    holds too; only a draft model reads it.
     """
 
     def __init__(self, ids: NDArray[np.int64]) -> None:
@@ -29,6 +30,7 @@ class Sequence:
         self.pages: list[Page] = []
         self.stored = 0
         self.keyed = 0
+        self.mirrored = 0
         self.block_table: Tensor = torch.zeros(0, dtype=torch.int32)
         self.root = ROOT  # key before the first page
         self.waiting = False  # the next page comes from a tier, in a later step
@@ -100,6 +102,8 @@ class Sequence:
             if number + 1 < len(self.pages):
                 table.link(self.pages[number + 1], self._key(number))
         self._copy_start(table)
+        if self.mirrored == before:
+            self.mirrored = self.stored
         return self.stored - before
 
     def _recall(self, table: PageTable, page: Page, number: int) -> bool:
@@ -153,10 +157,22 @@ class Sequence:
         """Drop the ids from `length` on. The last one that stays will be run again."""
         self.input_ids.truncate(length)
         del self._keys[length // PAGE_SIZE :]
-        self.stored = min(self.stored, length - 1)
-        for number in range(self.stored // PAGE_SIZE, len(self.pages)):
+        self._limit_stored(length - 1)
+
+    def forget(self, length: int) -> None:
+        """Take tokens from `length` on for not stored, unless their page is known by its key."""
+        self._limit_stored(max(length, self.keyed * PAGE_SIZE))
+
+    def _limit_stored(self, end: int) -> None:
+        self.stored = min(self.stored, end)
+        self.mirrored = min(self.mirrored, self.stored)
+        self.limit_copies(self.stored)
+
+    def limit_copies(self, end: int) -> None:
+        """Let others copy what is stored up to token `end` at most."""
+        for number in range(end // PAGE_SIZE, len(self.pages)):
             page = self.pages[number]
-            page.valid = min(page.valid, max(0, self.stored - number * PAGE_SIZE))
+            page.valid = min(page.valid, max(0, end - number * PAGE_SIZE))
 
     def release(self, table: PageTable) -> None:
         """Give all pages back. Whatever is stored is final now."""
@@ -170,5 +186,5 @@ class Sequence:
                 table.complete(page, page.key)
         table.release(self.pages)
         self.pages = []
-        self.stored = self.keyed = 0
+        self.stored = self.keyed = self.mirrored = 0
         self.block_table = torch.zeros(0, dtype=torch.int32)

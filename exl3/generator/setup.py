@@ -10,6 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 from ..constants import PAGE_SIZE
 from ..errors import ConfigError, UnsupportedError
 from ..model.adapters import Chosen
+from .pages import PageTable
+from .tiers import Tiers
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +79,14 @@ def take_over(cache: Any, generator: Any) -> None:
     _owners[cache] = weakref.ref(generator)
 
 
-def check_drafting(draft_model: Any, draft_cache: Any, ngram_match_min: int) -> None:
-    """Raises:
-    ConfigError: arguments that contradict each other.
-    UnsupportedError: any drafting, for now.
-    """
-    if (draft_model is None) != (draft_cache is None):
-        raise ConfigError("draft_model and draft_cache: give both or neither")
-    if draft_model is not None and ngram_match_min:
-        raise ConfigError("ngram_match_min excludes draft_model")
-    if draft_model is not None or ngram_match_min:
-        raise UnsupportedError("speculative decoding is not available yet; run without a drafter")
+def make_table(caches: list[Any], tiers: Tiers) -> PageTable:
+    """The pages of caches that share their page numbers, the main one first."""
+
+    def copy(*page: int) -> None:
+        for cache in caches:
+            cache.copy_page(cache, *page)
+
+    return PageTable(caches[0].max_num_tokens // PAGE_SIZE, copy, tiers=tiers)
 
 
 def check_model(model: Any, cache: Any, show_visualizer: bool) -> None:

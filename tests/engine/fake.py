@@ -184,3 +184,34 @@ class FakeModel:
 
     def forward(self, input_ids, params=None):
         return self._run(input_ids, params, True)
+
+
+class FakeDraft(FakeModel):
+    """A draft model that agrees with `target` in all but some contexts. It has the first `vocab`
+    tokens only, if that is given."""
+
+    def __init__(self, target: FakeModel, wrong_percent: int = 0, vocab: int | None = None) -> None:
+        super().__init__(spread=target.spread)
+        self.bias = target.bias
+        self.wrong_percent = wrong_percent
+        self.config = SimpleNamespace(**vars(target.config))
+        self.config.vocab_size = vocab or self.config.vocab_size
+
+    def logits_of(self, context: np.ndarray) -> np.ndarray:
+        logits = super().logits_of(context)
+        return np.roll(logits, 1) if int(context[-1]) % 100 < self.wrong_percent else logits
+
+    def _run(self, input_ids, params, want: bool):
+        assert int(input_ids.max()) < self.config.vocab_size
+        return super()._run(input_ids, params, want)
+
+
+def drafting(model: FakeModel, pages: int, kind: str, **options) -> dict:
+    """Arguments of a generator that drafts: `none`, `ngram` or `model`."""
+    if kind == "none":
+        return {}
+    if kind == "ngram":
+        return {"ngram_match_min": 1, **options}
+    wrong, vocab = options.pop("wrong_percent", 0), options.pop("vocab", None)
+    draft = FakeDraft(model, wrong, vocab)
+    return {"draft_model": draft, "draft_cache": FakeCache(draft, pages * 256), **options}

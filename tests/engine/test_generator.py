@@ -324,8 +324,6 @@ def test_bad_requests(make) -> None:
     run(generator, item)
     with pytest.raises(ConfigError, match="before"):
         generator.enqueue(item)
-    with pytest.raises(UnsupportedError):
-        Generator(generator.model, generator.cache, generator.tokenizer, ngram_match_min=3)
     assert generator.num_remaining_jobs() == 0
 
 
