@@ -3,11 +3,11 @@
 from .base import CacheLayer
 from .cache import Cache
 from .dense import CacheLayer_fp16
+from .quantized import CacheLayer_quant
 from .unsupported import (
     CacheLayer_dsa,
     CacheLayer_MLA_fp16,
     CacheLayer_MLA_quant,
-    CacheLayer_quant,
     RecurrentCache,
 )
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ..constants import PAGE_SIZE
 from ..errors import UnsupportedError
+from ..ops.kv_quant import QuantPages
+
+Pages = Tensor | QuantPages
 
 
 class CacheLayer(ABC):
@@ -31,6 +34,14 @@ class CacheLayer(ABC):
     @abstractmethod
     def free(self) -> None:
         """Drop the tensors; harmless where there are none."""
+
+    def kv(self) -> tuple[Pages, Pages]:
+        """Keys and values as the attention ops take them.
+
+        Raises:
+            ConfigError: not allocated, because the model is not loaded.
+        """
+        raise UnsupportedError(f"{type(self).__name__} cannot be read by attention")
 
     @abstractmethod
     def get_kv(self, seqlens: Tensor, block_table: Tensor, window: int = -1) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..constants import PAGE_SIZE
 from ..errors import ConfigError, UnsupportedError
-from .base import CacheLayer
+from .base import CacheLayer, Pages
 from .dense import CacheLayer_fp16
 
 
@@ -121,12 +121,9 @@ class Cache:
         for layer in self.layers:
             layer.free()
 
-    def kv(self, instance: int) -> tuple[Tensor, Tensor]:
+    def kv(self, instance: int) -> tuple[Pages, Pages]:
         """Keys and values of one layer, for the attention ops."""
-        layer = self.layers[instance]
-        if not isinstance(layer, CacheLayer_fp16):
-            raise UnsupportedError(f"{type(layer).__name__} cannot be read by attention yet")
-        return layer.kv()
+        return self.layers[instance].kv()
 
     def copy_page(self, target: Cache, from_page: int, to_page: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` tokens of a page, in all layers, to a page of `target`.

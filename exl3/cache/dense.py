@@ -40,11 +40,7 @@ class CacheLayer_fp16(CacheLayer):
         self.keys = self.values = self.device = None
 
     def kv(self) -> tuple[Tensor, Tensor]:
-        """Keys and values.
-
-        Raises:
-            ConfigError: not allocated, because the model is not loaded.
-        """
+        """See `CacheLayer.kv`."""
         if self.keys is None or self.values is None:
             raise ConfigError("the cache has no tensors: its model is not loaded")
         return self.keys, self.values

@@ -13,10 +13,6 @@ class _Unsupported(CacheLayer_fp16):
         raise UnsupportedError(f"{type(self).__name__} is not supported yet: use CacheLayer_fp16")
 
 
-class CacheLayer_quant(_Unsupported):
-    """Keys and values of 2 to 8 bits."""
-
-
 class CacheLayer_MLA_fp16(_Unsupported):
     """One latent per token."""
 

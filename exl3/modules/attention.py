@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..cache.base import Pages
 from .base import Module
 from .batch import Batch
 from .linear import Linear, run_group
@@ -75,7 +76,7 @@ class Attention(Module):
         qkv = run_group(x, (self.q_proj, self.k_proj, self.v_proj), batch, norm=norm)
         self._append(qkv, batch)
 
-    def _append(self, qkv: Tensor, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+    def _append(self, qkv: Tensor, batch: Batch) -> tuple[Pages | None, Pages | None]:
         """Norm and rotate q and k in place; store keys and values if there is a cache."""
         from ..ops.rope import rope_append_
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from ..constants import PAGE_SIZE
+from ..errors import ConfigError
+from .kv_quant import QuantPages, dequantise_reference
 from .registry import fake, ops
 
 
@@ -17,10 +19,16 @@ def _(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
     return qkv.new_empty((qkv.shape[0], q_heads * v_cache.shape[3]))
 
 
+@fake("paged_attention_quant")
+def _(qkv: Tensor, *rest: Any) -> Tensor:
+    q_heads, v_head_dim = rest[7], rest[10]
+    return qkv.new_empty((qkv.shape[0], q_heads * v_head_dim))
+
+
 def paged_attention(
     qkv: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: Tensor | QuantPages,
+    v_cache: Tensor | QuantPages,
     page_table: Tensor,
     seq_lens: Tensor,
     query_starts: Tensor,
@@ -42,8 +50,8 @@ def paged_attention(
     Args:
         qkv: float32, on CUDA also float16, (m, >= q_heads*head_dim): q in the first columns; rows
             may be strided.
-        k_cache: float16 (pages, 256, kv_heads, head_dim).
-        v_cache: float16 (pages, 256, kv_heads, v_head_dim).
+        k_cache: float16 (pages, 256, kv_heads, head_dim), or quantised.
+        v_cache: float16 (pages, 256, kv_heads, v_head_dim), or quantised like k_cache, of any bits.
         page_table: int32 (bsz, max_pages); entries past a sequence's pages are never read.
         seq_lens: int32 (bsz,), this step's tokens included; slots past them are never read.
         query_starts: int32 (bsz + 1,), not decreasing, within 0..m.
@@ -55,6 +63,7 @@ def paged_attention(
     Returns:
         Like qkv, (m, q_heads*v_head_dim). CUDA multiplies in float16 with float32 sums.
     Raises:
+        ConfigError: one of keys and values is quantised, the other is not.
         RuntimeError: wrong dtype, shape or layout; at run time a length, start or page in use that
             lies outside its table. CUDA reports none of these three: a bad length counts as 0, keys
             of a bad page are left out. There head dims are multiples of 8 up to 256.
@@ -62,6 +71,12 @@ def paged_attention(
     """
     sequences = (page_table, seq_lens, query_starts)
     heads = (q_heads, kv_heads, head_dim)
+    if isinstance(k_cache, QuantPages) and isinstance(v_cache, QuantPages):
+        cache = (k_cache.words, k_cache.scales, v_cache.words, v_cache.scales)
+        options = (scale, window, softcap, causal)
+        return ops().paged_attention_quant(qkv, *cache, *sequences, *heads, v_cache.dim, *options)
+    if isinstance(k_cache, QuantPages) or isinstance(v_cache, QuantPages):
+        raise ConfigError("paged_attention: quantise both keys and values, or neither")
     return ops().paged_attention(
         qkv, k_cache, v_cache, *sequences, *heads, scale, window, softcap, causal
     )
@@ -75,14 +90,16 @@ def gather_pages(cache: Tensor, pages: Tensor, length: int) -> Tensor:
 
 def paged_attention_reference(
     qkv: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    k_cache: Tensor | QuantPages,
+    v_cache: Tensor | QuantPages,
     page_table: Tensor,
     seq_lens: Tensor,
     query_starts: Tensor,
     **options: Any,
 ) -> Tensor:
     """`paged_attention` in float64 with plain torch, rounded once."""
+    k_cache = dequantise_reference(k_cache) if isinstance(k_cache, QuantPages) else k_cache
+    v_cache = dequantise_reference(v_cache) if isinstance(v_cache, QuantPages) else v_cache
     heads, kv_heads, dim = (options[n] for n in ("q_heads", "kv_heads", "head_dim"))
     window, softcap = options.get("window", 0), options.get("softcap", 0.0)
     out = torch.zeros(qkv.shape[0], heads, v_cache.shape[3], dtype=torch.float64)

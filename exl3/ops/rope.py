@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
+from .kv_quant import QuantPages, quantise_reference
 from .norm import rms_norm_reference
 from .registry import fake, ops
 
@@ -18,6 +20,11 @@ def _(positions: Tensor, inv_freq: Tensor, scale: float) -> Tensor:
 
 
 @fake("rope_append_")
+def _(qkv: Tensor, *rest: Any) -> None:
+    return None
+
+
+@fake("rope_append_quant_")
 def _(qkv: Tensor, *rest: Any) -> None:
     return None
 
@@ -49,8 +56,8 @@ def rope_table_reference(positions: Tensor, inv_freq: Tensor, scale: float = 1.0
 def rope_append_(
     qkv: Tensor,
     table: Tensor | None,
-    k_cache: Tensor | None,
-    v_cache: Tensor | None,
+    k_cache: Tensor | QuantPages | None,
+    v_cache: Tensor | QuantPages | None,
     slots: Tensor | None,
     *,
     q_heads: int,
@@ -70,21 +77,29 @@ def rope_append_(
             strided; on CUDA also float16. The q and k parts are overwritten.
         table: float32 (m, rot) of `rope_table`, rot even and at most head_dim: only the first rot
             dims of a head turn. None: no rotation.
-        k_cache: float16 (pages, 256, kv_heads, head_dim), or None with v_cache and slots: no cache.
-        v_cache: float16 (pages, 256, kv_heads, v_head_dim).
+        k_cache: float16 (pages, 256, kv_heads, head_dim), or quantised; or None with v_cache and
+            slots: no cache.
+        v_cache: float16 (pages, 256, kv_heads, v_head_dim), or quantised like k_cache, of any bits.
         slots: int64 (m,): page * 256 + offset; below 0: this row is not stored.
         v_head_dim: None: head_dim.
         q_norm, k_norm: float32 (head_dim,): RMS norm of each head before the rotation.
         eps, norm_offset: of that norm, as in `rms_norm`.
         interleaved: pairs are (2i, 2i+1); otherwise (i, i + rot/2).
     Raises:
+        ConfigError: one of keys and values is quantised, the other is not.
         RuntimeError: wrong dtype, shape or layout, or a slot past the cache (nothing is written
             then); CUDA does not report such a slot, and does not store its row.
     """
     v_dim = head_dim if v_head_dim is None else v_head_dim
-    cache = (k_cache, v_cache, slots)
     heads = (q_heads, kv_heads, head_dim, v_dim)
-    ops().rope_append_(qkv, table, *cache, q_norm, k_norm, *heads, eps, norm_offset, interleaved)
+    options = (q_norm, k_norm, *heads, eps, norm_offset, interleaved)
+    if isinstance(k_cache, QuantPages) and isinstance(v_cache, QuantPages):
+        cache = (k_cache.words, k_cache.scales, v_cache.words, v_cache.scales)
+        ops().rope_append_quant_(qkv, table, *cache, slots, *options)
+    elif isinstance(k_cache, QuantPages) or isinstance(v_cache, QuantPages):
+        raise ConfigError("rope_append_: quantise both keys and values, or neither")
+    else:
+        ops().rope_append_(qkv, table, k_cache, v_cache, slots, *options)
 
 
 def rotate_reference(x: Tensor, table: Tensor, *, interleaved: bool = False) -> Tensor:
@@ -103,8 +118,8 @@ def rotate_reference(x: Tensor, table: Tensor, *, interleaved: bool = False) -> 
 def rope_append_reference(
     qkv: Tensor,
     table: Tensor | None,
-    k_cache: Tensor | None,
-    v_cache: Tensor | None,
+    k_cache: Tensor | QuantPages | None,
+    v_cache: Tensor | QuantPages | None,
     slots: Tensor | None,
     **options: Any,
 ) -> None:
@@ -126,4 +141,9 @@ def rope_append_reference(
         return
     stored = slots >= 0
     for cache, x in ((k_cache, parts[1]), (v_cache, v.unflatten(1, (kv_heads, -1)))):
+        if isinstance(cache, QuantPages):
+            words, scales = quantise_reference(x[stored], cache.bits)
+            cache.words.flatten(0, 1)[slots[stored]] = words
+            cache.scales.flatten(0, 1)[slots[stored]] = scales
+            continue
         cache.view(-1, *cache.shape[2:])[slots[stored]] = x[stored].to(torch.float32).half()

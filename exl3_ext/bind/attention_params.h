@@ -26,6 +26,42 @@ inline void check_cache(const char* op, const Tensor& cache, const Tensor& qkv, 
   EXL3_CHECK_SIZE(op, cache, 3, dim);
 }
 
+// Words and scales of a quantised K or V cache, as in the schema.
+struct QuantTensors {
+  const Tensor &words, &scales;
+};
+
+// Checks one and returns its bits per value.
+inline int checked_quant_bits(const char* op, const QuantTensors& t, const Tensor& qkv,
+                              int64_t kv_heads, int64_t dim) {
+  const Tensor &words = t.words, &scales = t.scales;
+  const int64_t blocks = quant_blocks(static_cast<int>(dim));
+  EXL3_CHECK_BESIDE(op, words, qkv, Int);
+  EXL3_CHECK_BESIDE(op, scales, qkv, Half);
+  EXL3_CHECK_DIM(op, words, 4);
+  EXL3_CHECK_DIM(op, scales, 4);
+  EXL3_CHECK_SIZE(op, words, 1, kPageSize);
+  EXL3_CHECK_SIZE(op, words, 2, kv_heads);
+  for (int i = 0; i < 3; ++i) EXL3_CHECK_SIZE(op, scales, i, words.size(i));
+  EXL3_CHECK_SIZE(op, scales, 3, blocks);
+  const int64_t bits = words.size(3) / blocks;
+  EXL3_CHECK(op, words.size(3) == bits * blocks && bits >= kQuantMinBits && bits <= kQuantMaxBits,
+             "words.size(3) is ", words.size(3), ", expected ", blocks, " times 2..8");
+  return static_cast<int>(bits);
+}
+
+inline QuantRows quant_rows(const char* op, const QuantTensors& t, const Tensor& qkv,
+                            int64_t kv_heads, int64_t dim) {
+  const int bits = checked_quant_bits(op, t, qkv, kv_heads, dim);
+  return {data<uint32_t>(t.words), data<half_bits>(t.scales), bits};
+}
+
+inline QuantRowsOut quant_rows_out(const char* op, const QuantTensors& t, const Tensor& qkv,
+                                   int64_t kv_heads, int64_t dim) {
+  const int bits = checked_quant_bits(op, t, qkv, kv_heads, dim);
+  return {data_mut<uint32_t>(t.words), data_mut<half_bits>(t.scales), bits};
+}
+
 inline void check_heads(const char* op, int64_t q_heads, int64_t kv_heads, int64_t head_dim) {
   EXL3_CHECK(op, q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0, "q_heads is ", q_heads,
              ", expected a multiple of kv_heads, ", kv_heads);
@@ -69,19 +105,35 @@ inline const float* head_norm(const Tensor& qkv, const std::optional<Tensor>& we
 }
 
 template <class T>
-void add_cache(RopeAppend<T>& p, const Tensor& qkv, const RopeAppendTensors& t) {
-  const char* op = "rope_append_";
-  const Tensor &k_cache = *t.k_cache, &v_cache = *t.v_cache, &slots = *t.slots;
-  check_cache(op, k_cache, qkv, p.kv_heads, p.head_dim);
-  check_cache(op, v_cache, qkv, p.kv_heads, p.v_head_dim);
-  EXL3_CHECK_SIZE(op, v_cache, 0, k_cache.size(0));
+void add_slots(RopeAppend<T>& p, const char* op, const Tensor& qkv, const Tensor& slots,
+               int64_t pages) {
   EXL3_CHECK_BESIDE(op, slots, qkv, Long);
   EXL3_CHECK_DIM(op, slots, 1);
   EXL3_CHECK_SIZE(op, slots, 0, p.rows);
+  p.slots = data<int64_t>(slots);
+  p.total_slots = pages * kPageSize;
+}
+
+template <class T>
+void add_cache(RopeAppend<T>& p, const Tensor& qkv, const RopeAppendTensors& t) {
+  const char* op = "rope_append_";
+  const Tensor &k_cache = *t.k_cache, &v_cache = *t.v_cache;
+  check_cache(op, k_cache, qkv, p.kv_heads, p.head_dim);
+  check_cache(op, v_cache, qkv, p.kv_heads, p.v_head_dim);
+  EXL3_CHECK_SIZE(op, v_cache, 0, k_cache.size(0));
   p.k_cache = data_mut<half_bits>(k_cache);
   p.v_cache = data_mut<half_bits>(v_cache);
-  p.slots = data<int64_t>(slots);
-  p.total_slots = k_cache.size(0) * kPageSize;
+  add_slots(p, op, qkv, *t.slots, k_cache.size(0));
+}
+
+template <class T>
+void add_quant_cache(RopeAppend<T>& p, const Tensor& qkv, const QuantTensors& k,
+                     const QuantTensors& v, const Tensor& slots) {
+  const char* op = "rope_append_quant_";
+  p.k_quant = quant_rows_out(op, k, qkv, p.kv_heads, p.head_dim);
+  p.v_quant = quant_rows_out(op, v, qkv, p.kv_heads, p.v_head_dim);
+  EXL3_CHECK_SIZE(op, v.words, 0, k.words.size(0));
+  add_slots(p, op, qkv, slots, k.words.size(0));
 }
 
 template <class T>
@@ -124,7 +176,7 @@ RopeAppend<T> rope_append_params(const Tensor& qkv, const RopeAppendTensors& t,
 }
 
 struct AttentionTensors {
-  const Tensor &qkv, &k_cache, &v_cache, &page_table, &seq_lens, &query_starts;
+  const Tensor &qkv, &page_table, &seq_lens, &query_starts;
 };
 
 struct AttentionOptions {
@@ -154,20 +206,14 @@ void add_sequences(Attention<T>& p, const AttentionTensors& t) {
   p.query_starts = data<int32_t>(query_starts);
 }
 
-// All but the output; the dtype of qkv is the caller's to check.
+// All but the cache and the output; the dtype of qkv is the caller's to check.
 template <class T>
 Attention<T> attention_params(const AttentionTensors& t, const AttentionOptions& o) {
   const char* op = "paged_attention";
-  const Tensor &k_cache = t.k_cache, &v_cache = t.v_cache;
   check_heads(op, o.q_heads, o.kv_heads, o.head_dim);
   Attention<T> p{};
   p.q_stride = checked_qkv(op, t.qkv, o.q_heads * o.head_dim);
   p.rows = t.qkv.size(0);
-  check_cache(op, k_cache, t.qkv, o.kv_heads, o.head_dim);
-  EXL3_CHECK_DIM(op, v_cache, 4);
-  check_heads(op, o.q_heads, o.kv_heads, v_cache.size(3));
-  check_cache(op, v_cache, t.qkv, o.kv_heads, v_cache.size(3));
-  EXL3_CHECK_SIZE(op, v_cache, 0, k_cache.size(0));
   add_sequences(p, t);
   EXL3_CHECK(op, o.window >= 0 && o.window <= INT32_MAX, "window is ", o.window,
              ", expected 0 or more");
@@ -175,16 +221,38 @@ Attention<T> attention_params(const AttentionTensors& t, const AttentionOptions&
   p.q_heads = static_cast<int>(o.q_heads);
   p.kv_heads = static_cast<int>(o.kv_heads);
   p.head_dim = static_cast<int>(o.head_dim);
-  p.v_head_dim = static_cast<int>(v_cache.size(3));
   p.q = data<T>(t.qkv);
-  p.k_cache = data<half_bits>(k_cache);
-  p.v_cache = data<half_bits>(v_cache);
-  p.pages = k_cache.size(0);
   p.scale = static_cast<float>(o.scale);
   p.softcap = static_cast<float>(o.softcap);
   p.window = static_cast<int>(o.window);
   p.causal = o.causal;
   return p;
+}
+
+template <class T>
+void add_cache(Attention<T>& p, const Tensor& qkv, const Tensor& k_cache, const Tensor& v_cache) {
+  const char* op = "paged_attention";
+  check_cache(op, k_cache, qkv, p.kv_heads, p.head_dim);
+  EXL3_CHECK_DIM(op, v_cache, 4);
+  check_heads(op, p.q_heads, p.kv_heads, v_cache.size(3));
+  check_cache(op, v_cache, qkv, p.kv_heads, v_cache.size(3));
+  EXL3_CHECK_SIZE(op, v_cache, 0, k_cache.size(0));
+  p.v_head_dim = static_cast<int>(v_cache.size(3));
+  p.k_cache = data<half_bits>(k_cache);
+  p.v_cache = data<half_bits>(v_cache);
+  p.pages = k_cache.size(0);
+}
+
+template <class T>
+void add_quant_cache(Attention<T>& p, const Tensor& qkv, const QuantTensors& k,
+                     const QuantTensors& v, int64_t v_head_dim) {
+  const char* op = "paged_attention_quant";
+  check_heads(op, p.q_heads, p.kv_heads, v_head_dim);
+  p.v_head_dim = static_cast<int>(v_head_dim);
+  p.k_quant = quant_rows(op, k, qkv, p.kv_heads, p.head_dim);
+  p.v_quant = quant_rows(op, v, qkv, p.kv_heads, v_head_dim);
+  EXL3_CHECK_SIZE(op, v.words, 0, k.words.size(0));
+  p.pages = k.words.size(0);
 }
 
 }  // namespace exl3::bind

@@ -28,6 +28,16 @@ STABLE_TORCH_LIBRARY(exl3, m) {
       "Tensor? slots, Tensor? q_norm, Tensor? k_norm, int q_heads, int kv_heads, int head_dim, "
       "int v_head_dim, float eps, float norm_offset, bool interleaved) -> ()");
   m.def(
+      "rope_append_quant_(Tensor(a!) qkv, Tensor? table, Tensor(b!) k_words, Tensor(c!) k_scales, "
+      "Tensor(d!) v_words, Tensor(e!) v_scales, Tensor slots, Tensor? q_norm, Tensor? k_norm, "
+      "int q_heads, int kv_heads, int head_dim, int v_head_dim, float eps, float norm_offset, "
+      "bool interleaved) -> ()");
+  m.def(
+      "paged_attention_quant(Tensor qkv, Tensor k_words, Tensor k_scales, Tensor v_words, "
+      "Tensor v_scales, Tensor page_table, Tensor seq_lens, Tensor query_starts, int q_heads, "
+      "int kv_heads, int head_dim, int v_head_dim, float scale, int window, float softcap, "
+      "bool causal) -> Tensor");
+  m.def(
       "paged_attention(Tensor qkv, Tensor k_cache, Tensor v_cache, Tensor page_table, "
       "Tensor seq_lens, Tensor query_starts, int q_heads, int kv_heads, int head_dim, "
       "float scale, int window, float softcap, bool causal) -> Tensor");

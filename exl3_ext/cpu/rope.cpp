@@ -14,7 +14,7 @@ Status rope_table_cpu(const RopeTableParams& p) {
 }
 
 Status rope_append_cpu(const RopeAppendParams& p) {
-  if (p.k_cache) {
+  if (p.slots) {
     for (int64_t i = 0; i < p.rows; ++i) {
       if (p.slots[i] >= p.total_slots) return Status::kOutOfRange;
     }

@@ -63,8 +63,17 @@ def test_cache_wants_a_model(wrong) -> None:
 def test_layer_arguments(model: Model) -> None:
     with pytest.raises(TypeError, match="k_bits"):
         Cache(model, 256, k_bits=4)
-    with pytest.raises(UnsupportedError, match="CacheLayer_quant"):
-        Cache(model, 256, layer_type=CacheLayer_quant, k_bits=4, v_bits=4)
+    quant = {"layer_type": CacheLayer_quant}
+    for options, word in (({}, "k_bits"), ({"k_bits": 4}, "v_bits")):
+        with pytest.raises(TypeError, match=word):
+            Cache(model, 256, **quant, **options)
+    with pytest.raises(TypeError, match="bits"):
+        Cache(model, 256, **quant, k_bits=4, v_bits=4, bits=4)
+    for k_bits, v_bits, word in ((1, 4, "k_bits"), (4, 9, "v_bits"), (4.5, 4, "k_bits")):
+        with pytest.raises(ConfigError, match=word):
+            Cache(model, 256, **quant, k_bits=k_bits, v_bits=v_bits)
+    with pytest.raises(UnsupportedError, match="compand_a"):
+        Cache(model, 256, **quant, k_bits=4, v_bits=4, compand_a=1.0)
 
 
 def test_attach_and_detach(model: Model) -> None:

@@ -50,7 +50,8 @@ def test_draft_model(tmp_path: Path) -> None:
     ("words", "error", "match"),
     [
         (["-tp"], UnsupportedError, "tensor_p"),
-        (["-cq", "4"], UnsupportedError, "CacheLayer_quant"),
+        (["-cq", "9"], ConfigError, "k_bits must be 2 to 8, got 9"),
+        (["-cq", "4", "-cca", "0.5"], UnsupportedError, "compand_a"),
         (["-cq", "4,x"], ConfigError, "-cq"),
         (["-gs", "a,b"], ConfigError, "-gs"),
         (["-tp", "-mcl", "3"], ConfigError, "-mcl"),

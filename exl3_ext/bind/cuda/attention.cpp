@@ -69,8 +69,9 @@ Tensor paged_attention(const Tensor& qkv, const Tensor& k_cache, const Tensor& v
   const bool half = qkv.scalar_type() == ScalarType::Half;
   if (!half) check_activation_dtype<float>(op, qkv, "qkv");
   AttentionCudaParams p{};
-  p.a = attention_params<void>({qkv, k_cache, v_cache, page_table, seq_lens, query_starts},
+  p.a = attention_params<void>({qkv, page_table, seq_lens, query_starts},
                                {q_heads, kv_heads, head_dim, scale, window, softcap, causal});
+  add_cache(p.a, qkv, k_cache, v_cache);
   p.dtype = half ? DType::kFloat16 : DType::kFloat32;
   Tensor out = torch::stable::new_empty(qkv, {p.a.rows, q_heads * p.a.v_head_dim});
   p.a.out = data_mut<void>(out);

@@ -1,3 +1,4 @@
+#include "cpu/avx2/kv_planes.h"
 #include "cpu/avx2/math.h"
 #include "cpu/avx2/rows.h"
 // After math.h, which defines the vector that it is written in.

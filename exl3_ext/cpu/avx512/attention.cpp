@@ -1,3 +1,4 @@
+#include "cpu/avx512/kv_planes.h"
 #include "cpu/avx512/math.h"
 #include "cpu/avx512/rows.h"
 // After math.h, which defines the vector that it is written in.

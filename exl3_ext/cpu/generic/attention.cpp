@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cpu/generic/half.h"
+#include "cpu/generic/kv_quant.h"
 
 namespace exl3::generic {
 namespace {
@@ -23,11 +24,14 @@ struct Row {
   float max, sum;
 };
 
-void convert(const half_bits* cache, int64_t slot, int64_t step, int64_t dim, int64_t n,
-             float* to) {
-  for (int64_t i = 0; i < n; ++i) {
-    const half_bits* from = cache + (slot + i) * step;
-    for (int64_t c = 0; c < dim; ++c) to[i * dim + c] = half_to_float(from[c]);
+// n rows of one head, the first of them `row`, the others `step` apart.
+void convert(const half_bits* cache, const QuantRows& quant, int64_t row, int64_t step, int dim,
+             int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i, row += step, to += dim) {
+    if (quant.bits)
+      dequantise_row(quant, row, dim, to);
+    else
+      for (int c = 0; c < dim; ++c) to[c] = half_to_float(cache[row * dim + c]);
   }
 }
 
@@ -65,25 +69,30 @@ void attention_task(const AttentionParams& p, const AttentionTask& t, float* par
   float* k = scratch;
   float* v = k + kAttentionKeys * p.head_dim;
   float* sums = v + kAttentionKeys * p.v_head_dim;
+  float* turned = sums + kAttentionRows * p.v_head_dim;  // rotated queries of a quantised cache
   const int64_t rows = t.row_end - t.row_begin;
   Row state[kAttentionRows];
+  const float* query[kAttentionRows];
   for (int64_t r = 0; r < rows; ++r) {
     state[r] = {sums + r * p.v_head_dim, kMinusInf, 0.0f};
     for (int i = 0; i < p.v_head_dim; ++i) state[r].sum_v[i] = 0;
+    query[r] = query_row(p, t.sequence, t.kv_head, t.row_begin + r);
+    if (!p.k_quant.bits) continue;
+    float* own = turned + r * p.head_dim;
+    for (int i = 0; i < p.head_dim; ++i) own[i] = query[r][i];
+    rotate_blocks(own, p.head_dim);
+    query[r] = own;
   }
-  const int64_t k_step = static_cast<int64_t>(p.kv_heads) * p.head_dim;
-  const int64_t v_step = static_cast<int64_t>(p.kv_heads) * p.v_head_dim;
   for (int64_t key = t.key_begin; key < t.key_end;) {
     const Block block{k, v, key, block_end(key, t.key_end)};
     const int64_t slot = cache_slot(p, t.sequence, key), n = block.end - block.begin;
-    convert(p.k_cache + static_cast<int64_t>(t.kv_head) * p.head_dim, slot, k_step, p.head_dim, n,
-            k);
-    convert(p.v_cache + static_cast<int64_t>(t.kv_head) * p.v_head_dim, slot, v_step, p.v_head_dim,
-            n, v);
+    const int64_t first = slot * p.kv_heads + t.kv_head;
+    convert(p.k_cache, p.k_quant, first, p.kv_heads, p.head_dim, n, k);
+    convert(p.v_cache, p.v_quant, first, p.kv_heads, p.v_head_dim, n, v);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t row = t.row_begin + r;
       const KeyRange seen = visible_keys(p, t.sequence, row / group_size(p));
-      step(p, query_row(p, t.sequence, t.kv_head, row), seen, block, state[r]);
+      step(p, query[r], seen, block, state[r]);
     }
     key = block.end;
   }
@@ -93,7 +102,10 @@ void attention_task(const AttentionParams& p, const AttentionTask& t, float* par
     float* out = t.partial < 0 ? output_row(p, t.sequence, t.kv_head, t.row_begin + r)
                                : partial + t.partial + r * partial_stride(p);
     for (int i = 0; i < p.v_head_dim; ++i) out[i] = t.partial < 0 ? s.sum_v[i] * scale : s.sum_v[i];
-    if (t.partial < 0) continue;
+    if (t.partial < 0) {
+      if (p.v_quant.bits) rotate_blocks(out, p.v_head_dim);
+      continue;
+    }
     out[p.v_head_dim] = s.max;
     out[p.v_head_dim + 1] = s.sum;
   }
@@ -117,6 +129,7 @@ void attention_merge(const AttentionParams& p, const AttentionMerge& m, const fl
     }
     const float scale = sum > 0 ? 1.0f / sum : sum;
     for (int i = 0; i < dim; ++i) out[i] *= scale;
+    if (p.v_quant.bits) rotate_blocks(out, dim);
   }
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "cpu/generic/half.h"
+#include "cpu/generic/kv_quant.h"
 #include "cpu/generic/rows.h"
 
 namespace exl3::generic {
@@ -55,7 +56,16 @@ void rope_append_rows(const RopeAppendParams& p, int64_t begin, int64_t end) {
       if (weight) norm_head(x, weight, p);
       if (p.rot) rotate_head(x, p.table + row * p.rot, p);
     }
-    if (!p.k_cache || p.slots[row] < 0) continue;
+    if (!p.slots || p.slots[row] < 0) continue;
+    if (p.k_quant.bits) {
+      for (int h = 0; h < p.kv_heads; ++h) {
+        const int64_t at = p.slots[row] * p.kv_heads + h;
+        quantise_row(k + static_cast<int64_t>(h) * p.head_dim, p.head_dim, p.k_quant, at);
+        quantise_row(k + k_width + static_cast<int64_t>(h) * p.v_head_dim, p.v_head_dim, p.v_quant,
+                     at);
+      }
+      continue;
+    }
     store_row(k, p.k_cache + p.slots[row] * k_width, k_width);
     store_row(k + k_width, p.v_cache + p.slots[row] * v_width, v_width);
   }

@@ -1,6 +1,7 @@
 // Attention over vectors. Included by attention.cpp of each level, after its math.h.
 #pragma once
 #include "cpu/attention.h"
+#include "cpu/simd/kv_dequantise.h"
 #include "cpu/simd/span.h"
 // After span.h, whose helpers they use.
 #include "cpu/simd/attention_block.h"
@@ -39,6 +40,7 @@ static void attention_merge(const AttentionParams& p, const AttentionMerge& m,
       });
     }
     scale_row(out, out, dim, sum > 0 ? 1.0f / sum : sum, nullptr, 0.0f);
+    if (p.v_quant.bits) rotate_blocks(out, dim);
   }
 }
 

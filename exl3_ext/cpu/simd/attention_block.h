@@ -141,7 +141,12 @@ static void block_step(const AttentionParams& p, BlockRows& f, int lane, int64_t
   product<N>({f.v, 1, p.v_head_dim}, p.v_head_dim, s, n, f.sum_v + lane, first ? nullptr : keep);
 }
 
-static inline void convert_rows(const half_bits* from, int64_t step, int dim, int n, float* to) {
+// n rows of one head, the first of them `row`, the others `step` apart.
+static inline void convert_rows(const half_bits* cache, const QuantRows& quant, int64_t row,
+                                int64_t step, int dim, int n, float* to) {
+  if (quant.bits) return dequantise_rows(quant, row, step, dim, n, to);
+  const half_bits* from = cache + row * dim;
+  step *= dim;
   for (int t = 0; t < n; ++t, from += step, to += dim) {
     each_vector(dim, [&](int64_t i, int lanes) {
       if (lanes == kLanes)
@@ -168,6 +173,7 @@ static inline void load_queries(const AttentionParams& p, const AttentionTask& t
     vtranspose(block);
     for (int i = 0; i < n; ++i) vstore(f.q + (c + i) * kRowStep + lane, block[i]);
   }
+  if (p.k_quant.bits) rotate_lanes(f.q + lane, kRowStep, p.head_dim);
 }
 
 static inline void block_finish(const AttentionParams& p, const AttentionTask& t,
@@ -186,6 +192,7 @@ static inline void block_finish(const AttentionParams& p, const AttentionTask& t
     out[i][p.v_head_dim] = f.top[row];
     out[i][p.v_head_dim + 1] = f.sum[row];
   }
+  if (p.v_quant.bits && t.partial < 0) rotate_lanes(f.sum_v + lane, kRowStep, p.v_head_dim);
   for (int c = 0; c < p.v_head_dim; c += kLanes) {
     const int n = p.v_head_dim - c < kLanes ? p.v_head_dim - c : kLanes;
     vec block[kLanes];
@@ -221,14 +228,12 @@ static void attention_block(const AttentionParams& p, const AttentionTask& t, fl
   prepare_rows(p, t, f, scratch);
   const int vectors = static_cast<int>((t.row_end - t.row_begin + kLanes - 1) / kLanes);
   for (int i = 0; i < vectors; ++i) load_queries(p, t, f, i * kLanes);
-  const int64_t k_step = static_cast<int64_t>(p.kv_heads) * p.head_dim;
-  const int64_t v_step = static_cast<int64_t>(p.kv_heads) * p.v_head_dim;
   for (int64_t key = t.key_begin; key < t.key_end;) {
     const int64_t end = block_end(key, t.key_end);
     const int n = static_cast<int>(end - key);
-    const int64_t slot = cache_slot(p, t.sequence, key) * p.kv_heads + t.kv_head;
-    convert_rows(p.k_cache + slot * p.head_dim, k_step, p.head_dim, n, f.k);
-    convert_rows(p.v_cache + slot * p.v_head_dim, v_step, p.v_head_dim, n, f.v);
+    const int64_t row = cache_slot(p, t.sequence, key) * p.kv_heads + t.kv_head;
+    convert_rows(p.k_cache, p.k_quant, row, p.kv_heads, p.head_dim, n, f.k);
+    convert_rows(p.v_cache, p.v_quant, row, p.kv_heads, p.v_head_dim, n, f.v);
     const bool first = key == t.key_begin;
     for (int i = 0; i < vectors; i += kTileVectors) {
       switch (vectors - i) {

@@ -9,24 +9,29 @@ namespace exl3::EXL3_LEVEL {
 constexpr int kFewRows = 8;
 constexpr int kScoreStep = kAttentionKeys + 16;  // floats between rows of scores; slack for stores
 
+static inline vec vload_row(const half_bits* p) { return vload_half(p); }
+static inline vec vload_row(const float* p) { return vload(p); }
+static inline vec vload_row_part(const half_bits* p, int n) { return vload_half_part(p, n); }
+static inline vec vload_row_part(const float* p, int n) { return vload_part(p, n); }
+
 struct FewRows {
-  float* q;      // [kFewRows, q_step] scaled, zero beyond head_dim
-  float* sum_v;  // [kFewRows, v_step]
-  float* score;  // [kFewRows, kScoreStep]
+  float* q;        // [kFewRows, q_step] scaled, zero beyond head_dim
+  float* sum_v;    // [kFewRows, v_step]
+  float* score;    // [kFewRows, kScoreStep]
+  float* decoded;  // [kAttentionKeys, head_dim or v_head_dim] of a quantised cache
   int64_t q_step, v_step;
   float top[kFewRows], sum[kFewRows], keep[kFewRows];
 };
 
 static inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// Scores of R rows against n keys.
-template <int R>
-static void few_scores(const FewRows& f, int first, const half_bits* k, int64_t k_step, int dim,
-                       int n) {
+// Scores of R rows against n keys; T: half_bits or float.
+template <int R, class T>
+static void few_scores(const FewRows& f, int first, const T* k, int64_t k_step, int dim, int n) {
   constexpr int kKeys = kLanes / R;
   const float* q = f.q + first * f.q_step;
   for (int t = 0; t < n; t += kKeys) {
-    const half_bits* row[kKeys];
+    const T* row[kKeys];
     for (int j = 0; j < kKeys; ++j) row[j] = k + (t + j < n ? t + j : n - 1) * k_step;
     vec acc[kLanes];
 #pragma GCC unroll 16
@@ -35,7 +40,7 @@ static void few_scores(const FewRows& f, int first, const half_bits* k, int64_t 
     for (; c + kLanes <= dim; c += kLanes) {
 #pragma GCC unroll 16
       for (int j = 0; j < kKeys; ++j) {
-        const vec x = vload_half(row[j] + c);
+        const vec x = vload_row(row[j] + c);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           acc[r * kKeys + j] = vfma(x, vload(q + r * f.q_step + c), acc[r * kKeys + j]);
@@ -45,7 +50,7 @@ static void few_scores(const FewRows& f, int first, const half_bits* k, int64_t 
     if (c < dim) {
 #pragma GCC unroll 16
       for (int j = 0; j < kKeys; ++j) {
-        const vec x = vload_half_part(row[j] + c, dim - c);
+        const vec x = vload_row_part(row[j] + c, dim - c);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
           acc[r * kKeys + j] = vfma(x, vload(q + r * f.q_step + c), acc[r * kKeys + j]);
@@ -93,8 +98,8 @@ static inline void few_softmax(FewRows& f, int r, int64_t begin, int64_t end, in
 
 // sum_v = sum_v * keep + e * v for R rows and N vectors of columns from `column` on; the last
 // vector has `part` lanes.
-template <int R, int N>
-static void few_values(const FewRows& f, int first, const half_bits* v, int64_t v_step, int column,
+template <int R, int N, class T>
+static void few_values(const FewRows& f, int first, const T* v, int64_t v_step, int column,
                        int part, int n) {
   vec acc[R][N];
   float* out = f.sum_v + first * f.v_step + column;
@@ -107,12 +112,12 @@ static void few_values(const FewRows& f, int first, const half_bits* v, int64_t 
   }
   const float* e = f.score + first * kScoreStep;
   for (int t = 0; t < n; ++t) {
-    const half_bits* row = v + t * v_step + column;
+    const T* row = v + t * v_step + column;
     vec x[N];
 #pragma GCC unroll 8
-    for (int i = 0; i + 1 < N; ++i) x[i] = vload_half(row + i * kLanes);
-    const half_bits* last = row + (N - 1) * kLanes;
-    x[N - 1] = part == kLanes ? vload_half(last) : vload_half_part(last, part);
+    for (int i = 0; i + 1 < N; ++i) x[i] = vload_row(row + i * kLanes);
+    const T* last = row + (N - 1) * kLanes;
+    x[N - 1] = part == kLanes ? vload_row(last) : vload_row_part(last, part);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const vec weight = vset(e[r * kScoreStep + t]);
@@ -127,8 +132,8 @@ static void few_values(const FewRows& f, int first, const half_bits* v, int64_t 
   }
 }
 
-template <int R>
-static void few_all_values(const FewRows& f, int first, const half_bits* v, int64_t v_step, int dim,
+template <int R, class T>
+static void few_all_values(const FewRows& f, int first, const T* v, int64_t v_step, int dim,
                            int n) {
   constexpr int kVectors = R == 1 ? 8 : 4;  // accumulators enough to hide the latency
   int column = 0;
@@ -144,21 +149,65 @@ static void few_all_values(const FewRows& f, int first, const half_bits* v, int6
   }
 }
 
-// One block of keys for rows [first, first + R).
+// f(count, first) for groups of up to four rows; count.value is known to the compiler.
 template <int R>
-static void few_block(const AttentionParams& p, const AttentionTask& t, FewRows& f, int first,
-                      int64_t key, int n) {
-  const int64_t slot = cache_slot(p, t.sequence, key) * p.kv_heads + t.kv_head;
-  const int64_t k_step = static_cast<int64_t>(p.kv_heads) * p.head_dim;
-  const int64_t v_step = static_cast<int64_t>(p.kv_heads) * p.v_head_dim;
-  few_scores<R>(f, first, p.k_cache + slot * p.head_dim, k_step, p.head_dim, n);
-  for (int r = first; r < first + R; ++r) {
+struct Count {
+  static constexpr int value = R;
+};
+template <class F>
+static inline void each_group(int rows, const F& f) {
+  for (int first = 0; first < rows; first += 4) {
+    switch (rows - first) {
+      case 1:
+        f(Count<1>(), first);
+        break;
+      case 2:
+        f(Count<2>(), first);
+        break;
+      case 3:
+        f(Count<3>(), first);
+        break;
+      default:
+        f(Count<4>(), first);
+    }
+  }
+}
+
+// One block of n keys. A plain cache is read where it lies, a quantised one is decoded first.
+static void few_block(const AttentionParams& p, const AttentionTask& t, FewRows& f, int64_t key,
+                      int n) {
+  const int rows = static_cast<int>(t.row_end - t.row_begin);
+  const int64_t row = cache_slot(p, t.sequence, key) * p.kv_heads + t.kv_head;
+  if (p.k_quant.bits) {
+    dequantise_rows(p.k_quant, row, p.kv_heads, p.head_dim, n, f.decoded);
+    each_group(rows, [&](auto count, int first) {
+      few_scores<decltype(count)::value>(f, first, f.decoded, p.head_dim, p.head_dim, n);
+    });
+  } else {
+    const int64_t step = static_cast<int64_t>(p.kv_heads) * p.head_dim;
+    const half_bits* k = p.k_cache + row * p.head_dim;
+    each_group(rows, [&](auto count, int first) {
+      few_scores<decltype(count)::value>(f, first, k, step, p.head_dim, n);
+    });
+  }
+  for (int r = 0; r < rows; ++r) {
     const int64_t query = (t.row_begin + r) / group_size(p);
     const KeyRange seen = visible_keys(p, t.sequence, query);
     const int64_t end = seen.end < key + n ? seen.end : key + n;
     few_softmax(f, r, seen.begin - key, end - key, n, p.softcap);
   }
-  few_all_values<R>(f, first, p.v_cache + slot * p.v_head_dim, v_step, p.v_head_dim, n);
+  if (p.v_quant.bits) {
+    dequantise_rows(p.v_quant, row, p.kv_heads, p.v_head_dim, n, f.decoded);
+    each_group(rows, [&](auto count, int first) {
+      few_all_values<decltype(count)::value>(f, first, f.decoded, p.v_head_dim, p.v_head_dim, n);
+    });
+  } else {
+    const int64_t step = static_cast<int64_t>(p.kv_heads) * p.v_head_dim;
+    const half_bits* v = p.v_cache + row * p.v_head_dim;
+    each_group(rows, [&](auto count, int first) {
+      few_all_values<decltype(count)::value>(f, first, v, step, p.v_head_dim, n);
+    });
+  }
 }
 
 static void few_finish(const AttentionParams& p, const AttentionTask& t, const FewRows& f,
@@ -176,6 +225,7 @@ static void few_finish(const AttentionParams& p, const AttentionTask& t, const F
     const float scale = f.sum[r] > 0 ? 1.0f / f.sum[r] : f.sum[r];  // no key: 0; NaN stays
     float* to = output_row(p, t.sequence, t.kv_head, t.row_begin + r);
     scale_row(from, to, p.v_head_dim, scale, nullptr, 0.0f);
+    if (p.v_quant.bits) rotate_blocks(to, p.v_head_dim);
   }
 }
 
@@ -188,11 +238,13 @@ static void attention_few(const AttentionParams& p, const AttentionTask& t, floa
   f.score = scratch;
   f.q = f.score + kFewRows * kScoreStep;
   f.sum_v = f.q + kFewRows * f.q_step;
+  f.decoded = f.sum_v + kFewRows * f.v_step;
   for (int r = 0; r < rows; ++r) {
     const float* q = query_row(p, t.sequence, t.kv_head, t.row_begin + r);
     float* to = f.q + r * f.q_step;
     vstore(to + f.q_step - kLanes, vzero());
     scale_row(q, to, p.head_dim, p.scale, nullptr, 0.0f);
+    if (p.k_quant.bits) rotate_blocks(to, p.head_dim);
     for (int64_t i = 0; i < f.v_step; i += kLanes) vstore(f.sum_v + r * f.v_step + i, vzero());
     f.top[r] = -__builtin_inff();
     f.sum[r] = 0;
@@ -200,21 +252,7 @@ static void attention_few(const AttentionParams& p, const AttentionTask& t, floa
   for (int64_t key = t.key_begin; key < t.key_end;) {
     const int64_t end = block_end(key, t.key_end);
     const int n = static_cast<int>(end - key);
-    for (int first = 0; first < rows; first += 4) {
-      switch (rows - first) {
-        case 1:
-          few_block<1>(p, t, f, first, key, n);
-          break;
-        case 2:
-          few_block<2>(p, t, f, first, key, n);
-          break;
-        case 3:
-          few_block<3>(p, t, f, first, key, n);
-          break;
-        default:
-          few_block<4>(p, t, f, first, key, n);
-      }
-    }
+    few_block(p, t, f, key, n);
     key = end;
   }
   few_finish(p, t, f, partial);

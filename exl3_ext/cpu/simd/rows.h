@@ -2,6 +2,7 @@
 // Included by rows.cpp of each level, after its math.h. All of them are bound by memory or by the
 // call itself at the sizes of a decode step.
 #pragma once
+#include "cpu/simd/kv_quantise.h"
 #include "cpu/simd/span.h"
 #include "exl3/activation.h"
 #include "exl3/embedding.h"
@@ -168,7 +169,16 @@ static void rope_append_rows(const RopeAppendParams& p, int64_t begin, int64_t e
       else
         rotate_halves(x, table, p.rot / 2);
     }
-    if (!p.k_cache || p.slots[row] < 0) continue;
+    if (!p.slots || p.slots[row] < 0) continue;
+    if (p.k_quant.bits) {
+      for (int h = 0; h < p.kv_heads; ++h) {
+        const int64_t at = p.slots[row] * p.kv_heads + h;
+        quantise_row(k + static_cast<int64_t>(h) * p.head_dim, p.head_dim, p.k_quant, at);
+        quantise_row(k + k_width + static_cast<int64_t>(h) * p.v_head_dim, p.v_head_dim, p.v_quant,
+                     at);
+      }
+      continue;
+    }
     store_half_row(k, p.k_cache + p.slots[row] * k_width, k_width);
     store_half_row(k + k_width, p.v_cache + p.slots[row] * v_width, v_width);
   }

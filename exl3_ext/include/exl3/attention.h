@@ -1,4 +1,5 @@
 #pragma once
+#include "exl3/kv_quant.h"
 #include "exl3/status.h"
 #include "exl3/types.h"
 
@@ -19,6 +20,8 @@ struct Attention {
   const T* q;                   // [rows, q_heads * head_dim], rows q_stride apart
   const half_bits* k_cache;     // [pages, 256, kv_heads, head_dim]
   const half_bits* v_cache;     // [pages, 256, kv_heads, v_head_dim]
+  QuantRows k_quant, v_quant;   // in place of k_cache and v_cache if bits is not 0: rows [pages,
+                                // 256, kv_heads]; q and out are not rotated
   const int32_t* page_table;    // [sequences, max_pages]
   const int32_t* seq_lens;      // [sequences], this step's tokens included
   const int32_t* query_starts;  // [sequences + 1], not decreasing

@@ -1,4 +1,5 @@
 #pragma once
+#include "exl3/kv_quant.h"
 #include "exl3/status.h"
 #include "exl3/types.h"
 
@@ -14,15 +15,16 @@ struct RopeTableParams {
 };
 
 // Per row of qkv, in place: RMS norm of each q and k head (optional), rotation of the first `rot`
-// dims of each q and k head, then K and V into the cache as float16 (optional).
+// dims of each q and k head, then K and V into the cache as float16 or quantised (optional).
 //
 // T: float, or half_bits on CUDA; the CPU has float32 activations only.
 template <class T>
 struct RopeAppend {
-  T* qkv;                // [rows, q_heads * head_dim + kv_heads * (head_dim + v_head_dim)]
-  const float* table;    // [rows, rot]: [cos | sin]; unused when rot is 0
-  half_bits* k_cache;    // [pages, 256, kv_heads, head_dim] or null
-  half_bits* v_cache;    // [pages, 256, kv_heads, v_head_dim] or null
+  T* qkv;                         // [rows, q_heads * head_dim + kv_heads * (head_dim + v_head_dim)]
+  const float* table;             // [rows, rot]: [cos | sin]; unused when rot is 0
+  half_bits* k_cache;             // [pages, 256, kv_heads, head_dim] or null
+  half_bits* v_cache;             // [pages, 256, kv_heads, v_head_dim] or null
+  QuantRowsOut k_quant, v_quant;  // in their place if bits is not 0: rows [pages, 256, kv_heads]
   const int64_t* slots;  // [rows]: page * 256 + offset; < 0: not stored; null without a cache
   const float* q_norm;   // [head_dim] or null
   const float* k_norm;   // [head_dim] or null
