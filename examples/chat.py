@@ -6,18 +6,24 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from chat_commands import CommandError, run_command
+from chat_input import Keyboard, stop_watch
 from chat_modes import MODES, mode_of
 from chat_session import Session
+from chat_tools import find_svg
 from rich.console import Console
 from rich.markup import escape
 
 from exl3 import Generator, Job, model_init
 from exl3.errors import ConfigError, Exl3Error
+from exl3.model.lora import LoRA
 from exl3.tokenizer.template import read_templates
+
+GIB = 1024**3
 
 
 class Chat:
@@ -26,17 +32,13 @@ class Chat:
     def __init__(self, args: argparse.Namespace, console: Console) -> None:
         self.args = args
         self.console = console
+        self.keyboard = Keyboard(console, plain=args.basic_console)
         found = model_init.init(args, quiet=bool(args.prompt), progress=not args.basic_console)
-        model, self.config, self.cache, self.tokenizer, draft_model, _, draft_cache = found
-        self.generator = Generator(
-            model,
-            self.cache,
-            self.tokenizer,
-            draft_model=draft_model,
-            draft_cache=draft_cache,
-            num_draft_tokens=args.num_draft_tokens,
-            ngram_match_min=args.ngram_match_min,
-        )
+        self.model, self.config, self.cache, self.tokenizer, *draft = found
+        self.drafter = {"draft_model": draft[0], "draft_cache": draft[2]}
+        self.generator = self.make_generator()
+        for directory in args.lora or []:
+            LoRA.from_directory(self.model, directory)
         mode = mode_of(args.mode or "auto", args.user_name, args.bot_name)
         if mode.turn is None and "default" not in read_templates(
             self.config.directory, self.tokenizer.tokenizer_config_dict
@@ -52,6 +54,23 @@ class Chat:
             min(args.max_response_tokens, self.cache.max_num_tokens // 2),
             mode.default_system if args.system_prompt is None else args.system_prompt,
             args.think,
+        )
+
+    def make_generator(self) -> Generator:
+        """A generator with an empty queue and an empty cache."""
+        args = self.args
+        return Generator(
+            self.model,
+            self.cache,
+            self.tokenizer,
+            **self.drafter,
+            num_draft_tokens=args.num_draft_tokens,
+            ngram_match_min=args.ngram_match_min,
+            dynamic_draft_tokens=args.dynamic_draft,
+            dynamic_draft_skip_ema=args.draft_skip_ema,
+            cpu_cache_size=int(args.cpu_cache_size * GIB),
+            recurrent_cache_size=int(args.recurrent_cache_size * GIB),
+            show_visualizer=args.visualize_cache,
         )
 
     def say(self, line: str, style: str = "dim") -> None:
@@ -100,26 +119,35 @@ class Chat:
         return said
 
     def stream(self, job: Job) -> str:
-        """Show an answer as it comes; Ctrl-C ends it."""
-        self.generator.enqueue(job)
+        """Show an answer as it comes; Ctrl-C or Escape ends it."""
         text, last, started = "", None, time.perf_counter()
-        try:
-            while self.generator.num_remaining_jobs():
-                for event in self.generator.iterate():
-                    self.show_probs(event)
-                    text += event.get("text", "")
-                    self.write(event.get("text", ""))
-                    self.keep_to_budget(job, text)
-                    last = event if event["eos"] else last
-        except KeyboardInterrupt:
-            self.generator.cancel(job)
-            self.say(" (stopped)")
+        for event in self.events(job):
+            self.show_probs(event)
+            text += event.get("text", "")
+            self.write(event.get("text", ""))
+            self.keep_to_budget(job, text)
+            last = event if event["eos"] else last
         self.write("\n")
         if last is not None:
             self.tell(last)
         elif self.args.debug:
             self.say(f"stopped after {time.perf_counter() - started:.2f} s")
         return text
+
+    def events(self, *jobs: Job) -> Iterator[dict[str, Any]]:
+        """The events of these jobs, until they end or the user stops them."""
+        self.generator.enqueue(list(jobs))
+        try:
+            with stop_watch() as stopped:
+                while self.generator.num_remaining_jobs() and not stopped():
+                    yield from self.generator.iterate()
+        except KeyboardInterrupt:  # in the middle of a step: nothing of this generator is sure
+            self.generator = self.make_generator()
+            self.say(" (broken off)")
+        finally:
+            if self.generator.num_remaining_jobs():
+                self.generator.clear_queue()
+                self.say(" (stopped)")
 
     def write(self, text: str) -> None:
         if text and not self.args.probs:
@@ -171,38 +199,20 @@ class Chat:
             return
         self.session.turns.pop()
         jobs = [self.job(ids.clone(), identifier=i, seed=None) for i in range(count)]
-        self.generator.enqueue(jobs)
-        while self.generator.num_remaining_jobs():
-            for event in self.generator.iterate():
-                if event["eos"]:
-                    self.say(f"--- {event['identifier'] + 1}", "bold")
-                    self.say(event["full_completion"], "none")
+        for event in self.events(*jobs):
+            if event["eos"]:
+                self.say(f"--- {event['identifier'] + 1}", "bold")
+                self.say(event["full_completion"], "none")
 
     # Input
-
-    def ask(self) -> str:
-        """The next prompt."""
-        if not self.args.multiline:
-            return self.console.input("[bold]> [/bold]")
-        lines = []
-        while line := self.console.input("[bold]| [/bold]"):
-            lines.append(line)
-            if len(lines) == 1 and line.startswith("/"):
-                break
-        return "\n".join(lines)
-
-    def ask_edit(self, answer: str) -> str:
-        """The new text of an answer."""
-        self.say(answer, "none")
-        return self.console.input("[bold]new text, to be continued: [/bold]") or answer
 
     def loop(self) -> None:
         """Until /x or the end of input."""
         while True:
             try:
-                line = self.ask().strip()
+                line = self.keyboard.ask(multiline=self.args.multiline).strip()
             except KeyboardInterrupt:
-                self.write("\n")
+                self.console.print()
                 continue
             except EOFError:
                 return
@@ -212,6 +222,8 @@ class Chat:
                     self.answer(prompt)
             except EOFError:
                 return
+            except KeyboardInterrupt:
+                self.say(" (stopped)")
             except (CommandError, OSError, ValueError, Exl3Error) as error:
                 self.say(f" !! {error}", "red")
 
@@ -228,7 +240,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("-un", "--user_name", default="User", help="in mode raw")
     add("-bn", "--bot_name", default="Assistant", help="in mode raw")
     add("-sp", "--system_prompt", help="default: that of the mode")
-    add("-mli", "--multiline", **flag, help="multi-line input, an empty line sends")
+    add("-mli", "--multiline", **flag, help="multi-line input, Alt-Enter sends")
     add("-basic", "--basic_console", **flag, help="plain output")
     add("-maxr", "--max_response_tokens", type=int, default=5000, help="at most half the cache")
     add("-think", "--think", **flag, help="let the model reason first")
@@ -239,12 +251,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("-probs", "--probs", type=int, default=0, help="show the n most likely tokens")
     add("-prompt", "--prompt", help="answer this and exit")
     add("-save", "--save", help="write the answer to a file")
-    add("-save_svg", "--save_svg", help="write the console's content as SVG")
+    add("-save_svg", "--save_svg", help="write the SVG of the answer to a file")
+    add("-lora", "--lora", nargs="+", metavar="DIR", help="adapters (PEFT directories) to apply")
     add("-lw", "--loop_window", type=int, default=300, help="stop on loops, 0: do not")
     add("-lmr", "--loop_min_reps", type=int, default=3)
     add("-ups", "--updates-per-second", type=int, default=30, help="accepted, no effect")
     add("-dbg", "--debug", **flag)
-    add("-vis", "--visualize_cache", **flag, help="not available")
+    add("-vis", "--visualize_cache", **flag, help="refused: there is no such window")
     return parser
 
 
@@ -261,7 +274,6 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(
         no_color=args.basic_console or None,
         force_terminal=False if args.basic_console else None,
-        record=bool(args.save_svg),
     )
     try:
         chat = Chat(args, console)
@@ -274,7 +286,13 @@ def main(argv: list[str] | None = None) -> int:
         if args.save and said is not None:
             Path(args.save).write_text(said, encoding="utf-8")
         if args.save_svg:
-            console.save_svg(args.save_svg, title="exl3 chat")
+            svg = find_svg(said or "")
+            if svg is None:
+                raise ConfigError("-save_svg: the answer has no <svg>")
+            Path(args.save_svg).write_text(svg, encoding="utf-8")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except (Exl3Error, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

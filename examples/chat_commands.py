@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chat_session import DEFAULT_FILE
+from chat_tools import (
+    CAT_PROMPT,
+    QUESTIONS,
+    Sandbox,
+    last_python,
+    needle_prompt,
+    open_svg,
+    read_questions,
+)
 
 if TYPE_CHECKING:
     from chat import Chat
-
-QUESTIONS = (
-    "A bat and a ball cost 1.10 together; the bat costs 1.00 more. What does the ball cost?",
-    "Name three prime numbers between 20 and 40.",
-    "Why is the sky blue? One sentence.",
-    "Write a Python function that reverses the words of a sentence.",
-    "Which weighs more, a kilogram of iron or a kilogram of feathers?",
-)
 
 
 class CommandError(Exception):
@@ -75,7 +76,7 @@ def _edit(chat: Chat, argument: str) -> None:
     if not chat.session.turns:
         raise CommandError("there is no answer to edit")
     user, answer = chat.session.turns[-1]
-    edited = argument or chat.ask_edit(answer)
+    edited = argument or chat.keyboard.edit(answer)
     chat.session.turns[-1] = (user, edited)
     chat.go_on()
 
@@ -111,7 +112,7 @@ def _speed(chat: Chat, _: str) -> None:
 @command("mli", "switch multi-line input on or off")
 def _multiline(chat: Chat, _: str) -> None:
     chat.args.multiline = not chat.args.multiline
-    state = "on; an empty line sends" if chat.args.multiline else "off"
+    state = f"on; {chat.keyboard.sends} sends" if chat.args.multiline else "off"
     chat.say(f"multi-line input is {state}")
 
 
@@ -173,11 +174,46 @@ def _copy(chat: Chat, argument: str) -> None:
     chat.say(f"copied {len(blocks[-number].splitlines())} lines")
 
 
-@command("b", "ask one of a few test questions")
-def _question(chat: Chat, _: str) -> str:
-    question = random.choice(QUESTIONS)
+@command("svg", "open the last drawing (SVG) of the answer")
+def _svg(chat: Chat, _: str) -> None:
+    path = open_svg(chat.session.last_answer())
+    if path is None:
+        raise CommandError("the last answer has no <svg>")
+    chat.say(f"opened {path}")
+
+
+@command("python", "run the last code block of the answer in a sandbox")
+def _python(chat: Chat, _: str) -> None:
+    code = last_python(chat.session.last_answer())
+    if code is None:
+        raise CommandError("the last answer has no Python code block")
+    chat.say(code, "none")
+    sandbox = Sandbox()
+    if not chat.keyboard.confirm(f"run these lines ({sandbox.protection})?"):
+        chat.say("not run")
+        return
+    chat.say(sandbox.run(code).rstrip() or "(no output)", "none")
+
+
+@command("b", "ask a random test question, or one of a FILE (JSON, JSON lines or text)")
+def _question(chat: Chat, argument: str) -> str:
+    source = read_questions(Path(argument).expanduser()) if argument else QUESTIONS
+    question = random.choice(source)
     chat.say(f"> {question}")
     return question
+
+
+@command("nihs", "nihs N: find one odd sentence in a text of N tokens")
+def _needle(chat: Chat, argument: str) -> str:
+    prompt, answer = needle_prompt(chat, _number(argument, "nihs"))
+    chat.say(f"-- {chat.tokenizer.num_tokens(prompt)} tokens; the answer is {answer}")
+    return prompt
+
+
+@command("cat", "ask for the drawing of a cat; /svg opens it")
+def _cat(chat: Chat, _: str) -> str:
+    chat.say(f"> {CAT_PROMPT}")
+    return CAT_PROMPT
 
 
 @command("gm", "show figures of the cache")

@@ -24,6 +24,9 @@ class Mode:
     bos: bool = False
     think: tuple[str, str] | None = ("<think>", "</think>")
     no_think: str = ""  # after the last turn, unless thinking
+    do_think: str = ""  # after the last turn, when thinking
+    past_think: str = ""  # before older answers, whose own reasoning is left out then
+    effort: tuple[str, str] = ("", "")  # after the system prompt: without reasoning, with it
     stops: tuple[str, ...] = ()
     default_system: str = HELPFUL
 
@@ -33,15 +36,23 @@ class Mode:
         own_place = bool(system) and not self.turn_with_system
         if own_place:
             text += self.system.replace("{system}", system)
+        text += self.effort[think]
         for index, (user, answer) in enumerate(turns):
             first = index == 0 and bool(system) and bool(self.turn_with_system)
             form = self.turn_with_system if first else self.turn or ""
             text += form.replace("{system}", system).replace("{user}", user)
             last = index == len(turns) - 1
-            if last and not think:
-                text += self.no_think
-            text += answer if last else answer + self.after_answer
+            if last:
+                text += (self.do_think if think else self.no_think) + answer
+            else:
+                text += self.past(answer) + self.after_answer
         return text
+
+    def past(self, answer: str) -> str:
+        """An older answer as the model is to read it."""
+        if not self.past_think or self.think is None:
+            return answer
+        return self.past_think + answer.rpartition(self.think[1])[2].lstrip("\n")
 
 
 _CHATML = Mode(
@@ -62,6 +73,8 @@ _COHERE = Mode(
     after_answer=_COHERE_END,
     stops=(_COHERE_END,),
 )
+_HY = "<｜hy_{}:opensource｜>"
+_HY_EFFORT = "<｜reasoning_mode:opensource｜>reasoning_effort:"
 _LLAMA_ROLE = "<|start_header_id|>{}<|end_header_id|>\n\n"
 
 MODES: dict[str, Mode] = {
@@ -199,8 +212,20 @@ MODES: dict[str, Mode] = {
         think=None,
         stops=("<|return|>",),
     ),
-    "hy3": Mode(family="Hy3", think=("<think:opensource>", "</think:opensource>")),
-    "laguna": Mode(family="Laguna 2.1"),
+    "hy3": Mode(
+        family="Hy3",
+        start=_HY.format("begin_of_sentence"),
+        system="{system}",
+        effort=(_HY_EFFORT + "no_think", _HY_EFFORT + "high"),
+        turn=_HY.format("User") + "{user}" + _HY.format("Assistant"),
+        after_answer=_HY.format("eos"),
+        think=("<think:opensource>", "</think:opensource>"),
+        no_think="<think:opensource></think:opensource>",
+        do_think="<think:opensource>",
+        past_think="<think:opensource></think:opensource>",
+        default_system="",
+    ),
+    "laguna": Mode(family="Laguna 2.1, by its own template", default_system=""),
     "kimi": Mode(
         family="Kimi, Moonlight",
         system="<|im_system|>system<|im_middle|>{system}<|im_end|>",
@@ -219,7 +244,19 @@ MODES: dict[str, Mode] = {
         stops=("<｜User｜>",),
         default_system="",
     ),
-    "ds4": Mode(family="DeepSeek V4", think=("<think>\n", "</think>"), stops=("<｜User｜>",)),
+    "ds4": Mode(
+        family="DeepSeek V4",
+        start="<｜begin▁of▁sentence｜>",
+        system="{system}",
+        turn="<｜User｜>{user}<｜Assistant｜>",
+        after_answer="<｜end▁of▁sentence｜>",
+        think=("<think>\n", "</think>"),
+        no_think="</think>",
+        do_think="<think>",
+        past_think="</think>",
+        stops=("<｜User｜>",),
+        default_system="",
+    ),
     "cohere": _COHERE,
     "commanda": replace(
         _COHERE,

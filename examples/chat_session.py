@@ -69,9 +69,12 @@ class Session:
     def stop_conditions(self, config: Any) -> list[int | str]:
         return [*config.eos_token_id_list, *self.mode.stops]
 
+    def last_answer(self) -> str:
+        return self.turns[-1][1] if self.turns else ""
+
     def code_blocks(self) -> list[str]:
         """Code blocks of the last answer."""
-        return _CODE.findall(self.turns[-1][1]) if self.turns else []
+        return _CODE.findall(self.last_answer())
 
     def save(self, path: Path) -> None:
         values = {
