@@ -55,6 +55,15 @@ def bucket_size(rows: int) -> int:
     return -(-rows // step) * step
 
 
+def _copied(rows: Tensor) -> Tensor:
+    """A copy that the next replay does not overwrite."""
+    if rows.is_cuda:
+        return rows.clone()
+    # By numpy: torch would wake its OpenMP threads for this many values, and those spin for
+    # milliseconds on the cores that the next step needs.
+    return torch.from_numpy(rows.numpy().copy())
+
+
 class _Step:
     """Buffers and recording of one bucket on one cache."""
 
@@ -160,9 +169,7 @@ class DecodeGraphs:
             return None
         model, rows = self.model, result[:n]
         if model.head.quantized:
-            # Copied by numpy: torch would wake its OpenMP threads for this many values, and those
-            # spin for milliseconds on the cores that the next step needs.
-            return model.head.mask(torch.from_numpy(rows.numpy().copy())).unsqueeze(1)
+            return model.head.mask(_copied(rows)).unsqueeze(1)
         return model.head.logits(rows, Batch.dense(n, 1), model.final_norm).unsqueeze(1)
 
     @staticmethod
