@@ -9,6 +9,7 @@ from ..errors import ConfigError
 from ..sampling import NothingToSampleError
 from .batch import Runner
 from .drafting import draft_options, speculation
+from .drawing import draw_one, draw_together
 from .events import Event, draft_figures
 from .filter import Filter
 from .filter.base import FilterError
@@ -227,10 +228,10 @@ class Generator:
         if self._speculation is not None:
             drafts = self._speculation.propose(jobs)
         logits = Rows(self._runner.decode(jobs, drafts), self.num_columns)
-        greedy = logits.best() if all(job.is_plain_greedy() for job in jobs) else None
+        tokens = draw_together(jobs, drafts, logits)
         row = 0
         for job, draft in zip(jobs, drafts, strict=True):
-            last = self._take(job, draft, logits, row, greedy, events)
+            last = self._take(job, draft, logits, row, tokens, events)
             row += 1 + len(draft)
             if job.is_finished:
                 self._end(job, last, events)
@@ -247,7 +248,7 @@ class Generator:
         draft: list[int],
         logits: Rows,
         row: int,
-        greedy: list[int] | None,
+        tokens: list[int | None],
         events: list[Event],
     ) -> Event:
         """Draw tokens from a job's rows for as long as they are those drafted. All events but the
@@ -256,7 +257,8 @@ class Generator:
         while True:
             place = row + accepted
             try:
-                drawn = job.choose(logits, place) if greedy is None else greedy[place]
+                token = tokens[place]
+                drawn = draw_one(job, logits, place) if token is None else token
                 event = job.accept(drawn, logits, place)
             except Exception as error:  # a fault of one job must not end the others
                 event = _failed(job, error)

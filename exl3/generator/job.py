@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,8 @@ from ..constants import PAGE_SIZE
 from ..errors import CacheFullError, ConfigError
 from ..model.adapters import Chosen, adapter_key
 from ..sampling import CustomSampler
+from ..sampling.device import fits_device
+from ..sampling.state import IdRow
 from .events import Event, event, streaming
 from .filter import Filter
 from .filter.base import filter_faults
@@ -29,6 +32,16 @@ from .timing import Timing
 
 # Pages are taken for this many new tokens at a time when the job has no limit of its own.
 UNLIMITED_WINDOW = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one token is drawn with."""
+
+    sampler: CustomSampler
+    key: int
+    past_ids: IdRow
+    mask: Tensor | None
 
 
 class JobState(Enum):
@@ -84,6 +97,7 @@ class Job:
         self.prompt_tokens = ids.size
         self.sequences = [Sequence(ids)]
         self.sampler = own_sampler(sampler)
+        self._fits_device = fits_device(self.sampler)
         self.filters = checked_filters(filters)
         self.embeddings = list(embeddings or [])
         self.identifier = identifier
@@ -123,6 +137,7 @@ class Job:
         self.cache_full = False
         self.timing = Timing()
         self.stream: TextStream | None = None
+        self._draw: Draw | None = None  # of the next token
         self._forced: list[int] = []
         self._banned_at: dict[int, list[int]] = {}  # position -> ids that led to a banned string
         self._healed_ids: list[int] | None = None  # what the first token may be
@@ -310,15 +325,35 @@ class Job:
         limit = self.options.max_new_tokens
         return room if limit is None else min(room, limit - self.new_tokens - 1)
 
+    def plan_draw(self) -> Draw | None:
+        """What the next token is drawn with, if its sampler can run on a device; the same again
+        until a token is taken. None: `choose` must draw it."""
+        if self._forced or not self._fits_device:
+            return None
+        try:
+            return self._next_draw()
+        except Exception:  # it comes up again in `choose`, which may raise
+            return None
+
+    def _next_draw(self) -> Draw:
+        if self._draw is None:
+            assert isinstance(self.sampler, CustomSampler)
+            mask, key = self.mask(), self._random.getrandbits(32)
+            self._draw = Draw(self.sampler, key, self.sequence.input_ids.numpy(), mask)
+        return self._draw
+
     def choose(self, logits: Rows, row: int) -> int:
         """Draw from a row of logits."""
         if self._forced:
             return self._forced.pop(0)
+        if isinstance(self.sampler, CustomSampler):
+            draw = self._next_draw()
+            row_logits = logits.known[row]
+            return self.sampler.draw(
+                row_logits, key=draw.key, past_ids=draw.past_ids, mask=draw.mask
+            )
         mask = self.mask()
         key = self._random.getrandbits(32)
-        if isinstance(self.sampler, CustomSampler):
-            past_ids = self.sequence.input_ids.numpy()
-            return self.sampler.draw(logits.known[row], key=key, past_ids=past_ids, mask=mask)
         past = self.sequence.input_ids.torch() if self.sampler.reqs_past_ids else None
         tensor = logits.raw[row].view(1, 1, -1)
         return int(self.sampler.forward(tensor, past, key, self.generator.tokenizer, mask))
@@ -326,6 +361,7 @@ class Job:
     def accept(self, token: int, logits: Rows, row: int) -> Event:
         """Take a token, drawn from a row of logits, and say what comes of it."""
         position = len(self.sequence)
+        self._draw = None
         self.sequence.input_ids.append(token)
         self.new_tokens += 1
         done = False

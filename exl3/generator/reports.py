@@ -13,15 +13,23 @@ from .stream import Token
 class Rows:
     """Logits of one step.
 
-    `raw` (jobs, V_pad) as the model gave them; `known` float32 (jobs, V), a view on the host of
-    the columns that are tokens. Both are valid until the next step.
+    `raw` (jobs, V_pad) as the model gave them; `columns` of them are tokens. Both are valid until
+    the next step.
     """
 
-    __slots__ = ("known", "raw")
+    __slots__ = ("_known", "columns", "raw")
 
     def __init__(self, raw: Tensor, columns: int) -> None:
         self.raw = raw
-        self.known = raw[:, :columns].to("cpu", torch.float32).numpy()
+        self.columns = columns
+        self._known: np.ndarray | None = None
+
+    @property
+    def known(self) -> np.ndarray:
+        """float32 (jobs, V) on the host, copied there when first asked for."""
+        if self._known is None:
+            self._known = self.raw[:, : self.columns].to("cpu", torch.float32).numpy()
+        return self._known
 
     def best(self) -> list[int] | None:
         """The best column of each row; None if one has no best."""

@@ -2,14 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .registry import fake, ops
 
+# Layouts and kinds of exl3_ext/include/exl3/sampling.h.
+MAX_STEPS = 8
+TEMPERATURE, TOP_K, TOP_P, TOP_P_INCLUSIVE, MIN_P = 1, 2, 3, 4, 5
+PLAN = np.dtype(
+    [
+        ("key", np.uint32),
+        ("draw", np.int32),
+        ("steps", np.int32),
+        ("mask", np.int32),
+        ("first", np.int32),
+        ("count", np.int32),
+        ("rep_p", np.float64),
+        ("freq_p", np.float64),
+        ("pres_p", np.float64),
+        ("step", [("kind", np.int64), ("value", np.float64)], MAX_STEPS),
+    ]
+)
+EDIT = np.dtype(
+    [
+        ("id", np.int32),
+        ("bias", np.float32),
+        ("rep", np.float64),
+        ("total", np.float64),
+        ("largest", np.float64),
+        ("room", np.int64),
+    ]
+)
+
+
+@dataclass(slots=True)
+class RowPlan:
+    """How one row's token is chosen: edits of single logits, cuts and heating, then the choice."""
+
+    key: int = 0
+    draw: bool = False
+    """True: with Gumbel noise of `key`; False: the greatest."""
+    steps: Sequence[tuple[int, float]] = ()
+    """(kind, value) in order, at most 8; values as in the header."""
+    rep_p: float = 1.0
+    freq_p: float = 0.0
+    pres_p: float = 0.0
+    edits: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, EDIT))
+    """Of dtype `EDIT`, each id once."""
+    mask: NDArray[np.uint32] | None = None
+    """Bits of allowed columns, ceil(valid / 32) words; None: all."""
+
 
 @fake("argmax")
 def _(logits: Tensor, valid: int) -> Tensor:
+    return logits.new_empty((logits.shape[0],), dtype=torch.int64)
+
+
+@fake("sample")
+def _(logits: Tensor, valid: int, plans: Tensor, edits: Tensor, masks: Tensor) -> Tensor:
     return logits.new_empty((logits.shape[0],), dtype=torch.int64)
 
 
@@ -34,3 +90,40 @@ def argmax_reference(logits: Tensor, valid: int) -> Tensor:
     low = torch.where(seen.isnan(), -torch.inf, seen)
     best = (low == low.max(1, keepdim=True).values) & ~seen.isnan()
     return best.to(torch.int64).argmax(1)
+
+
+def sample(logits: Tensor, valid: int, plans: Sequence[RowPlan]) -> Tensor:
+    """One token a row, on CUDA. The host's sampler (`exl3.sampling`) is the reference.
+
+    Args:
+        logits: float32 (m, V); rows may be strided. Written to while the kernel runs, and as it was
+            afterwards.
+        valid: only columns below it are looked at, 1..V.
+        plans: one a row.
+    Returns:
+        int64 (m,). -1: no token is left, or the row holds NaN or +inf, which the host must judge.
+    Raises:
+        RuntimeError: wrong dtype, shape, layout or `valid`.
+    """
+    words = -(-valid // 32)
+    table = np.zeros(len(plans), PLAN)
+    masks: list[NDArray[np.uint32]] = []
+    first = 0
+    for i, plan in enumerate(plans):
+        mask = -1
+        if plan.mask is not None:
+            mask = len(masks)
+            masks.append(plan.mask)
+        count = plan.edits.size
+        head = (plan.key & 0xFFFFFFFF, int(plan.draw), len(plan.steps), mask, first, count)
+        table[i] = (*head, plan.rep_p, plan.freq_p, plan.pres_p, np.zeros((), PLAN)["step"])
+        for j, step in enumerate(plan.steps):
+            table[i]["step"][j] = step
+        first += count
+    parts = [table.tobytes(), *(p.edits.tobytes() for p in plans), *(m.tobytes() for m in masks)]
+    # One copy for all three tables.
+    raw = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8).to(logits.device)
+    sizes = [table.nbytes, first * EDIT.itemsize, len(masks) * words * 4]
+    plan_bytes, edit_bytes, mask_bytes = raw.split(sizes)
+    mask_words = mask_bytes.view(torch.int32).view(len(masks), words)
+    return ops().sample(logits, valid, plan_bytes, edit_bytes, mask_words)

@@ -22,6 +22,9 @@ STABLE_TORCH_LIBRARY(exl3, m) {
   m.def("gated_activation(Tensor gate_up, int kind) -> Tensor");
   m.def("embedding(Tensor ids, Tensor table, float scale) -> Tensor");
   m.def("argmax(Tensor logits, int valid) -> Tensor");
+  m.def(
+      "sample(Tensor(a!) logits, int valid, Tensor plans, Tensor(b!) edits, Tensor masks) -> "
+      "Tensor");
   m.def("rope_table(Tensor positions, Tensor inv_freq, float scale) -> Tensor");
   m.def(
       "rope_append_(Tensor(a!) qkv, Tensor? table, Tensor(b!)? k_cache, Tensor(c!)? v_cache, "

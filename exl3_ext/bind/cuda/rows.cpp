@@ -1,4 +1,4 @@
-// Bindings of the row-wise ops: norm, activation, embedding, argmax.
+// Bindings of the row-wise ops: norm, activation, embedding, argmax, sampling.
 #include <torch/csrc/stable/library.h>
 
 #include "bind/cuda/guard.h"
@@ -71,6 +71,45 @@ Tensor argmax(const Tensor& logits, int64_t valid) {
   return is_half(logits) ? argmax_of<half_bits>(logits, valid) : argmax_of<float>(logits, valid);
 }
 
+// A table of structs, as bytes.
+template <class T>
+T* structs(const Tensor& t, const Tensor& near, const char* name, int64_t* count) {
+  const char* op = "sample";
+  EXL3_CHECK_BESIDE(op, t, near, Byte);
+  constexpr int64_t kSize = sizeof(T);
+  EXL3_CHECK(op, t.numel() % kSize == 0, name, " has ", t.numel(),
+             " bytes, expected a multiple of ", kSize);
+  EXL3_CHECK(op, reinterpret_cast<uintptr_t>(t.data_ptr()) % 8 == 0, name, " is not aligned");
+  *count = t.numel() / kSize;
+  return reinterpret_cast<T*>(data_mut<uint8_t>(t));
+}
+
+Tensor sample(const Tensor& logits, int64_t valid, const Tensor& plans, const Tensor& edits,
+              const Tensor& masks) {
+  const char* op = "sample";
+  EXL3_CHECK_CUDA(op, logits);
+  SampleParams p{};
+  p.x_stride = checked_row_stride<float>(op, logits);
+  EXL3_CHECK(op, valid >= 1 && valid <= logits.size(1), "valid is ", valid, ", expected 1..",
+             logits.size(1));
+  p.rows = logits.size(0);
+  p.valid = valid;
+  p.x = data_mut<float>(logits);
+  int64_t plan_count = 0;
+  p.plans = structs<SampleRow>(plans, logits, "plans", &plan_count);
+  EXL3_CHECK(op, plan_count == p.rows, "plans has ", plan_count, " rows, expected ", p.rows);
+  p.edits = structs<SampleEdit>(edits, logits, "edits", &p.n_edits);
+  EXL3_CHECK_BESIDE(op, masks, logits, Int);
+  EXL3_CHECK_DIM(op, masks, 2);
+  EXL3_CHECK_SIZE(op, masks, 1, (valid + 31) / 32);
+  p.masks = reinterpret_cast<const uint32_t*>(data<int32_t>(masks));
+  p.n_masks = masks.size(0);
+  Tensor index = torch::stable::new_empty(logits, {p.rows}, ScalarType::Long);
+  p.index = data_mut<int64_t>(index);
+  CudaLaunch(logits).run(op, sample_cuda, p);
+  return index;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CUDA, m) {
@@ -78,6 +117,7 @@ STABLE_TORCH_LIBRARY_IMPL(exl3, CUDA, m) {
   m.impl("gated_activation", TORCH_BOX(&gated_activation));
   m.impl("embedding", TORCH_BOX(&embedding));
   m.impl("argmax", TORCH_BOX(&argmax));
+  m.impl("sample", TORCH_BOX(&sample));
 }
 
 }  // namespace exl3::bind
