@@ -128,6 +128,7 @@ def _cached_batch(params: Params, bsz: int, q_len: int) -> Batch:
         seq_lens=total.to(torch.int32),
         page_table=table.to(torch.int32).contiguous(),
         slots=slots.reshape(-1),
+        fresh=not bool(past.any()),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ from .batch import Batch
 from .linear import Linear, run_group
 from .norm import RMSNorm
 from .rope import Rope
+
+# On CUDA, new sequences of this length and more go through torch's fused attention.
+_LEAST_DENSE = 64
 
 
 class Attention(Module):
@@ -100,6 +104,8 @@ class Attention(Module):
         from ..ops.attention import paged_attention
 
         keys, values = self._append(qkv, batch)
+        if self._is_whole(qkv, batch):
+            return self._whole(qkv, batch)
         assert keys is not None and values is not None and batch.page_table is not None
         assert batch.seq_lens is not None and batch.query_starts is not None
         return paged_attention(
@@ -119,22 +125,43 @@ class Attention(Module):
 
     def _dense(self, qkv: Tensor, batch: Batch) -> Tensor:
         self._append(qkv, batch)
+        return self._whole(qkv, batch)
+
+    def _is_whole(self, qkv: Tensor, batch: Batch) -> bool:
+        """Whether torch's fused attention serves a pass on a cache: all that it reads is new."""
+        long = qkv.is_cuda and batch.fresh and batch.q_len >= _LEAST_DENSE
+        return long and not (self.window and batch.q_len > self.window)
+
+    def _whole(self, qkv: Tensor, batch: Batch) -> Tensor:
+        """Attention of whole sequences over themselves; nothing is read from a cache."""
         d = self.head_dim
         parts = qkv.split([self.q_heads * d, self.kv_heads * d, self.kv_heads * d], dim=-1)
         shape = (batch.bsz, batch.q_len, -1, d)
         q, k, v = (part.reshape(shape).transpose(1, 2) for part in parts)
         mask = _window_mask(batch.q_len, self.window, batch.causal)
         mask = None if mask is None else mask.to(qkv.device)
-        context = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            is_causal=batch.causal and mask is None,
-            scale=self.scale,
-            enable_gqa=self.q_heads != self.kv_heads,
-        )
+        with _fused_kernels(qkv.device):
+            context = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                is_causal=batch.causal and mask is None,
+                scale=self.scale,
+                enable_gqa=self.q_heads != self.kv_heads,
+            )
         return context.transpose(1, 2).reshape(batch.rows, -1)
+
+
+def _fused_kernels(device: torch.device) -> AbstractContextManager[object]:
+    """On CUDA leaves out cuDNN's kernels, which are built anew for every length."""
+    if device.type != "cuda":
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    )
 
 
 def _window_mask(length: int, window: int, causal: bool) -> Tensor | None:

@@ -49,6 +49,7 @@ class Batch:
     page_table: Tensor | None = None
     slots: Tensor | None = None
     adapters: tuple[AdapterRows, ...] = ()
+    fresh: bool = False  # no sequence had tokens in the cache before this pass
     _tables: dict[int, Tensor] = field(default_factory=dict)
 
     @staticmethod

@@ -81,6 +81,47 @@ def test_captured_step_equals_single_ops(
 
 
 @pytest.mark.cuda
+def test_long_prompts_in_one_pass_or_in_parts(cuda_model: Model) -> None:
+    ids = random_ids(2, 200, 512)
+    cache = Cache(cuda_model, 1024)
+    params = {"attn_mode": "flash_attn", "cache": cache, "batch_shape": (2, 256)}
+    whole = cuda_model.forward(ids, {**params, "past_len": 0}).cpu()
+    keys = cache.kv(1)[0].clone()
+    first = cuda_model.forward(ids[:, :33], {**params, "past_len": 0}).cpu()
+    rest = cuda_model.forward(ids[:, 33:], {**params, "past_len": 33}).cpu()
+    assert relative_error(torch.cat([first, rest], 1), whole) < HALF
+    torch.testing.assert_close(cache.kv(1)[0], keys, rtol=0.01, atol=0.01)
+    assert relative_error(cuda_model.forward(ids).cpu(), whole) < HALF
+
+
+@pytest.mark.cuda
+def test_runs_repeat(cuda_model: Model) -> None:
+    ids = random_ids(3, 70, 512)
+    assert torch.equal(cuda_model.forward(ids), cuda_model.forward(ids))
+    assert torch.equal(decode(cuda_model, ids[:, :9]), decode(cuda_model, ids[:, :9]))
+
+
+@pytest.mark.cuda
+def test_decode_steps_allocate_nothing(cuda_model: Model) -> None:
+    cache = Cache(cuda_model, 512)
+    params: dict[str, Any] = {"attn_mode": "flash_attn", "cache": cache, "batch_shape": (2, 256)}
+    ids = random_ids(2, 1, 512)
+
+    def run(past: int) -> None:
+        cuda_model.forward(ids, {**params, "past_len": past})
+
+    for past in range(3):
+        run(past)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()
+    for past in range(3, 40):
+        run(past)
+    after = torch.cuda.memory_stats()
+    for figure in ("num_device_alloc", "reserved_bytes.all.current", "active_bytes.all.current"):
+        assert after[figure] == before[figure], figure
+
+
+@pytest.mark.cuda
 def test_batched_equals_single(cuda_model: Model) -> None:
     ids = random_ids(3, 10, 512)
     together = decode(cuda_model, ids)

@@ -1,6 +1,7 @@
 // Rotary tables, and per row: head norms, rotation, K and V into the paged cache.
 // Work split: tables: one thread an angle, in double precision. Append: one warp a head of a row, a
-// lane owns every 32nd pair. Bound: latency in decode, bytes in prefill.
+// lane owns every 32nd pair, or two at a time where whole heads turn. Bound: latency in decode,
+// bytes in prefill.
 #include <cuda_runtime.h>
 
 #include "cuda/common/vector.cuh"
@@ -26,6 +27,19 @@ __global__ void __launch_bounds__(kTableThreads) table_kernel(RopeTableParams p)
   to[p.half + i] = static_cast<float>(sine * static_cast<double>(p.scale));
 }
 
+__device__ __forceinline__ float2 load_pair(const float* p) {
+  return *reinterpret_cast<const float2*>(p);
+}
+__device__ __forceinline__ float2 load_pair(const __half* p) {
+  return __half22float2(*reinterpret_cast<const __half2*>(p));
+}
+__device__ __forceinline__ void store_pair(float* p, float a, float b) {
+  *reinterpret_cast<float2*>(p) = make_float2(a, b);
+}
+__device__ __forceinline__ void store_pair(__half* p, float a, float b) {
+  *reinterpret_cast<__half2*>(p) = __floats2half2_rn(a, b);
+}
+
 // Turns and scales one head in place, and stores it if `cache` is not null.
 template <class T>
 struct Head {
@@ -45,8 +59,37 @@ struct Head {
     if (cache) cache[i] = __float2half_rn(v);
   }
 
+  // Two neighbouring values, and what becomes of them.
+  __device__ float2 pair(int i) const {
+    float2 v = load_pair(x + i);
+    v.x *= scale, v.y *= scale;
+    if (!norm) return v;
+    const float2 n = *reinterpret_cast<const float2*>(norm + i);
+    return make_float2(v.x * (n.x + norm_offset), v.y * (n.y + norm_offset));
+  }
+
+  __device__ void put_pair(int i, float a, float b) const {
+    store_pair(x + i, a, b);
+    if (cache) store_pair(cache + i, a, b);
+  }
+
+  // All of a head whose two halves turn into each other, in pairs.
+  __device__ void turn_pairs(int lane, int half) const {
+    for (int i = 2 * lane; i < half; i += 2 * kWarp) {
+      const float2 c = *reinterpret_cast<const float2*>(table + i);
+      const float2 s = *reinterpret_cast<const float2*>(table + half + i);
+      const float2 u = pair(i), v = pair(i + half);
+      put_pair(i, u.x * c.x - v.x * s.x, u.y * c.y - v.y * s.y);
+      put_pair(i + half, v.x * c.x + u.x * s.x, v.y * c.y + u.y * s.y);
+    }
+  }
+
   __device__ void turn(int lane, int dim, int rot, bool interleaved) const {
     const int half = rot / 2;
+    const bool aligned = reinterpret_cast<uintptr_t>(x) % (2 * sizeof(T)) == 0 &&
+                         reinterpret_cast<uintptr_t>(table) % sizeof(float2) == 0 &&
+                         reinterpret_cast<uintptr_t>(norm) % sizeof(float2) == 0;
+    if (!interleaved && rot == dim && half % 2 == 0 && aligned) return turn_pairs(lane, half);
     for (int i = lane; i < half; i += kWarp) {
       const int a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + half;
       const float c = table[i], s = table[half + i], u = value(a), v = value(b);
@@ -75,6 +118,13 @@ __global__ void __launch_bounds__(kWarps* kWarp) append_kernel(RopeAppend<T> p) 
     x += static_cast<int64_t>(p.q_heads + p.kv_heads) * p.head_dim + v_head * p.v_head_dim;
     __half* to = reinterpret_cast<__half*>(p.v_cache) +
                  (slot * p.kv_heads + v_head) * static_cast<int64_t>(p.v_head_dim);
+    if (p.v_head_dim % 2 == 0 && reinterpret_cast<uintptr_t>(x) % (2 * sizeof(V)) == 0) {
+      for (int i = 2 * lane; i < p.v_head_dim; i += 2 * kWarp) {
+        const float2 v = load_pair(x + i);
+        store_pair(to + i, v.x, v.y);
+      }
+      return;
+    }
     for (int i = lane; i < p.v_head_dim; i += kWarp) to[i] = __float2half_rn(to_float<V>(x[i]));
     return;
   }
