@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,25 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..errors import ShapeError
 from .registry import fake, ops
 
 # Layouts and kinds of exl3_ext/include/exl3/sampling.h.
 MAX_STEPS = 8
 TEMPERATURE, TOP_K, TOP_P, TOP_P_INCLUSIVE, MIN_P = 1, 2, 3, 4, 5
-PLAN = np.dtype(
-    [
-        ("key", np.uint32),
-        ("draw", np.int32),
-        ("steps", np.int32),
-        ("mask", np.int32),
-        ("first", np.int32),
-        ("count", np.int32),
-        ("rep_p", np.float64),
-        ("freq_p", np.float64),
-        ("pres_p", np.float64),
-        ("step", [("kind", np.int64), ("value", np.float64)], MAX_STEPS),
-    ]
-)
+_ROW = struct.Struct("=Iiiiii3d" + "qd" * MAX_STEPS)
 EDIT = np.dtype(
     [
         ("id", np.int32),
@@ -103,27 +92,34 @@ def sample(logits: Tensor, valid: int, plans: Sequence[RowPlan]) -> Tensor:
     Returns:
         int64 (m,). -1: no token is left, or the row holds NaN or +inf, which the host must judge.
     Raises:
+        ShapeError: a mask of another size.
         RuntimeError: wrong dtype, shape, layout or `valid`.
     """
     words = -(-valid // 32)
-    table = np.zeros(len(plans), PLAN)
-    masks: list[NDArray[np.uint32]] = []
-    first = 0
-    for i, plan in enumerate(plans):
-        mask = -1
-        if plan.mask is not None:
-            mask = len(masks)
-            masks.append(plan.mask)
-        count = plan.edits.size
-        head = (plan.key & 0xFFFFFFFF, int(plan.draw), len(plan.steps), mask, first, count)
-        table[i] = (*head, plan.rep_p, plan.freq_p, plan.pres_p, np.zeros((), PLAN)["step"])
-        for j, step in enumerate(plan.steps):
-            table[i]["step"][j] = step
-        first += count
-    parts = [table.tobytes(), *(p.edits.tobytes() for p in plans), *(m.tobytes() for m in masks)]
+    edits = [plan.edits.tobytes() for plan in plans]
+    masks = [plan.mask.tobytes() for plan in plans if plan.mask is not None]
+    if any(len(mask) != words * 4 for mask in masks):
+        raise ShapeError(f"sample: a mask needs {words} words for {valid} columns")
+    if not plans:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    table = _packed(plans)
     # One copy for all three tables.
-    raw = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8).to(logits.device)
-    sizes = [table.nbytes, first * EDIT.itemsize, len(masks) * words * 4]
+    data = bytearray(b"".join([table, *edits, *masks]))
+    raw = torch.frombuffer(data, dtype=torch.uint8).to(logits.device)
+    sizes = [len(table), sum(map(len, edits)), len(masks) * words * 4]
     plan_bytes, edit_bytes, mask_bytes = raw.split(sizes)
     mask_words = mask_bytes.view(torch.int32).view(len(masks), words)
     return ops().sample(logits, valid, plan_bytes, edit_bytes, mask_words)
+
+
+def _packed(plans: Sequence[RowPlan]) -> bytes:
+    """`SampleRow` of each plan; edits and masks lie in the order of the plans."""
+    parts, first, mask = [], 0, 0
+    for plan in plans:
+        count, masked = plan.edits.size, plan.mask is not None
+        flat = [number for step in plan.steps for number in step]
+        flat += [0, 0.0] * (MAX_STEPS - len(plan.steps))
+        head = (plan.key & 0xFFFFFFFF, plan.draw, len(plan.steps), mask if masked else -1)
+        parts.append(_ROW.pack(*head, first, count, plan.rep_p, plan.freq_p, plan.pres_p, *flat))
+        first, mask = first + count, mask + masked
+    return b"".join(parts)

@@ -142,31 +142,30 @@ def _add_edits(plan: RowPlan, steps: Sequence[SS_Base], past_ids: IdRow | None, 
             parts.append(("bias", step._ids, np.full(step._ids.size, -np.inf)))
         elif isinstance(step, SS_RepP):
             plan.rep_p = step.rep_p
-            parts.append(("rep", *_newest(*step.window(row))))
+            seen, largest, _ = _factors_of(*step.window(row))
+            parts.append(("rep", seen, largest))
         elif isinstance(step, SS_PresFreqP):
             plan.freq_p, plan.pres_p = step.freq_p, step.pres_p
-            ids, factors = step.window(row)
-            parts.append(("largest", *_newest(ids, factors)))
-            parts.append(("total", *_sums(ids, factors)))
+            seen, largest, total = _factors_of(*step.window(row))
+            parts += [("largest", seen, largest), ("total", seen, total)]
     every = np.unique(np.concatenate([ids for _, ids, _ in parts]))
     every = every[(every >= 0) & (every < width)]
     plan.edits = np.zeros(every.size, EDIT)
     plan.edits["id"] = every
     for name, ids, values in parts:
         inside = (ids >= 0) & (ids < width)
-        at = np.searchsorted(every, ids[inside])
         column = plan.edits[name]
-        column[at] += values[inside].astype(column.dtype)
+        column[np.searchsorted(every, ids[inside])] += values[inside].astype(column.dtype)
 
 
-def _newest(ids: IdRow, factors: NDArray[np.float64] | None) -> tuple[IdRow, NDArray[np.float64]]:
-    """Each distinct id with the factor of its newest occurrence, the largest."""
-    seen, at = np.unique(ids[::-1], return_index=True)
-    values = np.ones(seen.size) if factors is None else factors[::-1][at]
-    return seen, values
-
-
-def _sums(ids: IdRow, factors: NDArray[np.float64] | None) -> tuple[IdRow, NDArray[np.float64]]:
-    """Each distinct id with the sum of its factors, added up in the host's order."""
+def _factors_of(
+    ids: IdRow, factors: NDArray[np.float64] | None
+) -> tuple[IdRow, NDArray[np.float64], NDArray[np.float64]]:
+    """Distinct ids; the factor of each one's newest occurrence, which is the largest; the sum of
+    all, added up in the host's order."""
     seen, place = np.unique(ids, return_inverse=True)
-    return seen, np.bincount(place, factors, minlength=seen.size).astype(np.float64)
+    largest = np.ones(seen.size)
+    if factors is not None:
+        largest[place] = factors  # the last of equal indices wins
+    total = np.bincount(place, factors, minlength=seen.size).astype(np.float64)
+    return seen, largest, total

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from exl3.errors import ShapeError
 from exl3.ops.sampling import sample
 from exl3.sampling import (
     SS_XTC,
@@ -169,6 +170,16 @@ def test_each_row_has_its_own_plan(device: torch.device) -> None:
     there = logits.to(device)
     assert sample(there, 500, plans).tolist() == want
     assert sample(there[:0], 500, []).shape == (0,)
+
+
+def test_masks_of_another_size_are_refused() -> None:
+    plan = row_plan(DefaultSampler(), key=0, past_ids=None, mask=torch.ones(1, 9).half(), width=40)
+    assert plan is None  # adds ones
+    mask = torch.zeros(1, 40).half()
+    plan = row_plan(DefaultSampler(), key=0, past_ids=None, mask=mask, width=40)
+    assert plan is not None
+    with pytest.raises(ShapeError, match="needs 3 words"):
+        sample(torch.zeros(1, 96), 96, [plan])
 
 
 @pytest.mark.cuda
