@@ -13,6 +13,7 @@ from ..errors import ConfigError
 from ..ops.codebook import Codebook
 from ..quant.allocation import check_bits
 from ..quant.types import OUT_SCALES
+from .device import conversion_device, device_name
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,14 @@ ARGUMENTS = (
         -1,
         "change",
     ),
-    Argument(("-d", "--devices"), "devices, the first is primary", int, None, "change", many=True),
+    Argument(
+        ("-d", "--devices"),
+        "number of the CUDA device to convert on, or cpu (default: device 0 if there is one)",
+        device_name,
+        None,
+        "change",
+        many=True,
+    ),
     Argument(
         ("-dr", "--device_ratios"), "share of the work per device", int, None, "change", many=True
     ),
@@ -220,7 +228,4 @@ def _check_devices(values: Mapping[str, Any]) -> None:
             f"-dr --device_ratios: {len(ratios)} ratios for {len(devices or [0])} devices;"
             " give one per device"
         )
-    if devices is not None and devices != [0]:
-        raise ConfigError(
-            f"-d --devices: this version converts on the CPU, device 0 only, got {devices}"
-        )
+    conversion_device(devices)

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..modules import Batch, Embedding, Head, Linear, Module
 from ..quant import Hessian, HessianAccumulator
 
+_CPU = torch.device("cpu")
 TOKENS_PER_PASS = 4096  # bounds the activations that are alive at once
 
 
@@ -48,14 +49,17 @@ def run_rows(
     *,
     groups: Sequence[Group] = (),
     skip: frozenset[int] = frozenset(),
+    device: torch.device = _CPU,
 ) -> Captured:
     """Run every row that is not in `skip`, gathering a Hessian per group.
 
     Args:
-        state: int64 (rows, cols) for an embedding, else float32 (rows, cols, hidden).
+        state: int64 (rows, cols) for an embedding, else float32 (rows, cols, hidden); on any
+            device, where the output comes to lie as well.
+        device: where the module is loaded, and the Hessians are left.
     """
     rows, cols = state.shape[:2]
-    sums = {group.key: HessianAccumulator(group.layers[0].in_features) for group in groups}
+    sums = {group.key: HessianAccumulator(group.layers[0].in_features, device) for group in groups}
     bad: list[int] = []
     output: Tensor | None = None
     wanted = [row for row in range(rows) if row not in skip]
@@ -63,20 +67,21 @@ def run_rows(
     for start in range(0, len(wanted), step):
         part = wanted[start : start + step]
         inputs: dict[str, Tensor] = {}
-        y = _run(module, state[part], groups, inputs)
+        y = _run(module, state[part].to(device), groups, inputs)
         seen = [*inputs.values(), *([] if y is None else [y])]
-        good = torch.ones(len(part), dtype=torch.bool)
+        good = torch.ones(len(part), dtype=torch.bool, device=device)
         for x in seen:
             good &= torch.isfinite(x).reshape(len(part), -1).all(1)
         bad += [row for row, fine in zip(part, good.tolist(), strict=True) if not fine]
         for key, x in inputs.items():
-            kept = x.unflatten(0, (len(part), cols))[good] if not bool(good.all()) else x
-            sums[key].add(kept.reshape(-1, x.shape[-1]))
+            rows_in = x.unflatten(0, (len(part), cols))[good] if not bool(good.all()) else x
+            sums[key].add(rows_in.reshape(-1, x.shape[-1]))
         if y is not None:
             if output is None:
-                output = torch.zeros(rows, cols, y.shape[-1])
+                output = torch.zeros(rows, cols, y.shape[-1], device=state.device)
             y = y.unflatten(0, (len(part), cols))
-            output[part] = torch.where(good[:, None, None], y, torch.zeros(()))
+            kept = torch.where(good[:, None, None], y, y.new_zeros(()))
+            output[part] = kept.to(output.device, torch.float32)
     return Captured(output, {key: s.finish() for key, s in sums.items()}, tuple(bad))
 
 
@@ -96,7 +101,7 @@ def _run(
         if isinstance(module, Embedding):
             batch = Batch.dense(rows, cols, input_ids=state)
             return module.forward(state.reshape(-1), batch)
-        return module.forward(state.flatten(0, 1), Batch.dense(rows, cols))
+        return module.forward(state.flatten(0, 1), Batch.dense(rows, cols).to(state.device))
     finally:
         for group in groups:
             group.layers[0].capture = None

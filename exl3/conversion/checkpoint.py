@@ -106,7 +106,7 @@ def save_checkpoint(work: Path, job: JobState) -> None:
         _remove(new)
         new.mkdir(parents=True)
     if job.state is not None:
-        save_tensors(new / _STATE, {"state": job.state})
+        save_tensors(new / _STATE, {"state": job.state.cpu()})
     if job.input_ids is not None:
         save_tensors(new / _IDS, {"input_ids": job.input_ids})
     values = {f.name: getattr(job, f.name) for f in fields(job) if f.name not in _TENSORS}

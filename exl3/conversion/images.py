@@ -19,7 +19,7 @@ _MAX_SIDE = 2048
 def dump_images(folder: Path, results: Mapping[str, QuantizedLinear]) -> None:
     """Write `<key>.png` per layer: inputs downwards, outputs across, 3 deviations full scale."""
     for key, result in results.items():
-        atomic_write(folder / f"{key}.png", png(result.weight))
+        atomic_write(folder / f"{key}.png", png(result.weight.cpu()))
 
 
 def png(values: Tensor) -> bytes:

@@ -64,7 +64,7 @@ def sample_text(config: Config, tokenizer: Tokenizer, *, seed: int, tokens: int)
     tokens = min(tokens, MAX_TOKENS)
     length = -(-(tokens + 64) // PAGE_SIZE) * PAGE_SIZE
     cache = Cache(model, max_num_tokens=BATCH * length)
-    model.load()
+    model.load(device="cpu")  # the same text whatever the conversion runs on
     try:
         starts = openings(tokenizer)
         parts = [

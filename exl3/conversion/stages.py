@@ -21,7 +21,7 @@ from ..errors import ConfigError, FormatError
 from ..loader import save_tensors
 from ..loader.base import TensorSource
 from ..model import Config, Model
-from ..modules import Block, Head, Linear, LoadOptions, Module
+from ..modules import Block, Embedding, Head, Linear, LoadOptions, Module
 from ..ops.codebook import Codebook
 from ..quant import LinearJob, QuantizedLinear, QuantizeOptions, check_weight, quantize_group
 from ..quant.allocation import BitGroup, allocate_bits
@@ -29,6 +29,7 @@ from ..quant.packing import stored_tensors
 from .calibration import CalibrationPlan, make_calibration
 from .capture import Captured, Group, run_rows, share_groups
 from .checkpoint import JobState, qtensors_file, save_checkpoint
+from .device import conversion_device, placed
 from .images import dump_images
 from .progress import Progress
 
@@ -68,6 +69,7 @@ class Conversion:
             out_scales=arguments["out_scales"],
             seed=arguments["seed"],
         )
+        self.device = conversion_device(arguments["devices"])
         self._last_checkpoint = time.monotonic()
 
     def run(self, progress: Progress) -> bool:
@@ -80,7 +82,7 @@ class Conversion:
         for index in range(self.job.next_module_idx, len(modules)):
             module = modules[index]
             progress.step(module.key)
-            module.load(self.config.stc, LoadOptions(plain_dtype=torch.float32))
+            module.load(self.config.stc, LoadOptions(torch.float32, self._device_of(module)))
             self._module(module, progress)
             module.unload()
             self.job.next_module_idx = index + 1
@@ -119,6 +121,10 @@ class Conversion:
         save_checkpoint(self.work, self.job)
         self._last_checkpoint = time.monotonic()
 
+    def _device_of(self, module: Module) -> torch.device:
+        """Where a module runs; looking up embeddings is no work, and gives float32 on the CPU."""
+        return torch.device("cpu") if isinstance(module, Embedding) else self.device
+
     @property
     def _skipped(self) -> frozenset[int]:
         return frozenset(int(entry["row"]) for entry in self.job.bad_rows)
@@ -130,7 +136,9 @@ class Conversion:
             check_weight(layer.key, layer.weight_dense())
         state = self.job.input_ids if self.job.state is None else self.job.state
         assert state is not None
-        before = run_rows(module, state, groups=groups, skip=self._skipped)
+        device = self._device_of(module)
+        state = placed(state, device)
+        before = run_rows(module, state, groups=groups, skip=self._skipped, device=device)
         self._note_bad_rows(module, before)
         results: dict[str, QuantizedLinear] = {}
         for group in groups:
@@ -145,7 +153,7 @@ class Conversion:
             error = self._output_error_of_head(module, state, results)
             if not isinstance(module, Head):
                 _use(module, results)
-                after = run_rows(module, state, skip=self._skipped)
+                after = run_rows(module, state, skip=self._skipped, device=device)
                 self._note_bad_rows(module, after)
                 error = _relative_error(after.output, before.output)
             layers = [asdict(r.report) for r in results.values()]
@@ -199,7 +207,8 @@ class Conversion:
             return 0.0
         row = next(r for r in range(len(state)) if r not in self._skipped)
         weight, new = module.weight_dense(), results[module.key].weight
-        return _relative_error(state[row] @ new, state[row] @ weight)
+        x = state[row].to(weight.device)
+        return _relative_error((x @ new)[None], (x @ weight)[None])
 
 
 def _weights_of(layers: Iterable[Linear]) -> int:
@@ -210,8 +219,11 @@ def _relative_error(output: Tensor | None, plain: Tensor | None) -> float:
     """Squared error over squared size; rows left out are zero in both."""
     if output is None or plain is None:
         return 0.0
-    energy = float(plain.square().sum(dtype=torch.float64))
-    return float((output - plain).square().sum(dtype=torch.float64)) / max(energy, 1e-30)
+    energy = error = 0.0
+    for row, exact in zip(output, plain, strict=True):  # all at once would take two copies more
+        energy += float(exact.square().sum(dtype=torch.float64))
+        error += float((row - exact).square().sum(dtype=torch.float64))
+    return error / max(energy, 1e-30)
 
 
 def _use(module: Module, results: dict[str, QuantizedLinear]) -> None:
@@ -228,7 +240,8 @@ def module_tensors(
     replaced = {f"{key}.{name}" for key in results for name in ("weight", "bias")}
     tensors: dict[str, Tensor] = {}
     for key, result in results.items():
-        tensors |= stored_tensors(key, result.tensors)
+        stored = stored_tensors(key, result.tensors)
+        tensors |= {name: tensor.cpu() for name, tensor in stored.items()}
     for name in stc.list(module.key):
         if name not in replaced and name not in tensors:
             tensors[name] = stored_plain(name, stc.get(name))

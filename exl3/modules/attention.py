@@ -140,6 +140,8 @@ class Attention(Module):
         q, k, v = (part.reshape(shape).transpose(1, 2) for part in parts)
         mask = _window_mask(batch.q_len, self.window, batch.causal)
         mask = None if mask is None else mask.to(qkv.device)
+        if qkv.is_cuda and qkv.dtype == torch.float32:  # its fused kernel knows no groups
+            k, v = (x.repeat_interleave(self.q_heads // self.kv_heads, 1) for x in (k, v))
         with _fused_kernels(qkv.device):
             context = F.scaled_dot_product_attention(
                 q,
@@ -148,7 +150,7 @@ class Attention(Module):
                 attn_mask=mask,
                 is_causal=batch.causal and mask is None,
                 scale=self.scale,
-                enable_gqa=self.q_heads != self.kv_heads,
+                enable_gqa=q.shape[1] != k.shape[1],
             )
         return context.transpose(1, 2).reshape(batch.rows, -1)
 

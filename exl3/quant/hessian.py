@@ -36,10 +36,10 @@ class Hessian:
 class HessianAccumulator:
     """Sums X^T X: products of one batch in float32, the sum over batches in float64."""
 
-    def __init__(self, features: int) -> None:
+    def __init__(self, features: int, device: torch.device | str = "cpu") -> None:
         self.features = features
         self.count = 0
-        self._sum = torch.zeros(features, features, dtype=torch.float64)
+        self._sum = torch.zeros(features, features, dtype=torch.float64, device=device)
 
     def add(self, x: Tensor) -> None:
         """Add the rows of `x`, float32 (m, features); the caller has left out rows that are not
