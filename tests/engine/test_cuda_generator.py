@@ -68,5 +68,5 @@ def test_device_draws_what_the_host_draws(
     assert len(drawn) == 4 * 24 and None not in drawn
     assert all(len(ids) == 24 for ids in there) and there[0] != there[1]
     assert tokens(device, return_top_tokens=3, return_probs=True) == there
-    monkeypatch.setattr(drawing, "_on_device", lambda jobs, logits: [None] * len(jobs))
+    monkeypatch.setattr(drawing, "_on_device", lambda plans, logits: [None] * len(logits.raw))
     assert tokens(device) == there
