@@ -99,7 +99,8 @@ class AsyncJob:
         generator.enqueue(self)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        while not (self.cancelled and self.queue.empty()):
+        # A consumer may have taken items from the queue itself, the last one among them.
+        while not (self.queue.empty() and (self.cancelled or self.job.is_finished)):
             item = await self.queue.get()
             if isinstance(item, BaseException):
                 raise item

@@ -14,6 +14,10 @@ from .base import Filter
 
 _vocabularies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
+# White space between the parts of a JSON text: a space, or a line break with an indent. Without a
+# bound a model may go on with white space until its limit.
+JSON_DEFAULTS = {"whitespace_pattern": r"[ ]|\n[ ]{0,20}"}
+
 
 def _package() -> Any:
     try:
@@ -108,7 +112,7 @@ def _compile(package: Any, kind: str, source: Any) -> str:
     try:
         if kind == "json_schema":
             text = source if isinstance(source, str) else json.dumps(source)
-            return matcher.grammar_from_json_schema(text)
+            return matcher.grammar_from_json_schema(text, defaults=JSON_DEFAULTS)
         if kind == "regex":
             return matcher.grammar_from_regex(source)
         if kind == "lark_grammar":
