@@ -21,6 +21,7 @@ class Runner:
         self.cache = cache
         self.table = table
         self.chunk = max(PAGE_SIZE, max_chunk_size // PAGE_SIZE * PAGE_SIZE)
+        self.prefill_tokens = 0  # computed so far
         self._jobs: list[Job] = []  # of the last decode step
         self._tables: list[Tensor] = []
         self._params: dict[str, Any] = {}
@@ -43,6 +44,7 @@ class Runner:
         params["cache_seqlens"] = torch.tensor([start], dtype=torch.int32)
         self.model.prefill(sequence.input_ids.torch()[:, start:end].clone(), params)
         sequence.store(self.table, end, job.final_length())
+        self.prefill_tokens += end - start
         return True
 
     def decode(self, jobs: list[Job], drafts: list[list[int]]) -> Tensor:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Exl3Error
 from ..sampling import NothingToSampleError
 from .batch import Runner
 from .drafting import draft_options, speculation
@@ -14,6 +15,7 @@ from .events import Event, draft_figures
 from .filter import Filter
 from .filter.base import FilterError
 from .job import Job, JobState
+from .metrics import Metrics, Pulse, Watched
 from .options import note_unknown
 from .reports import Rows
 from .scheduler import Scheduler
@@ -29,12 +31,12 @@ from .setup import (
 )
 from .simple import Prompts, run_prompts
 from .stream import Outcome
-from .tiers import make_tiers
+from .tiers import TierSizes, make_tiers
 
 logger = logging.getLogger(__name__)
 
 
-class Generator:
+class Generator(Watched):
     """Continuous batching over a paged cache.
 
     `iterate` does one step: starts jobs, ingests one prompt chunk of each new one and draws one
@@ -65,6 +67,8 @@ class Generator:
         dynamic_draft_skip_ema: float = 0.3,
         dynamic_draft_probe_interval: int = 16,
         record_draft_stats: bool = False,
+        disk_cache_dir: str | Path | None = None,
+        disk_cache_size: int = 16 * 1024**3,
         **kwargs: Any,
     ) -> None:
         note_unknown("Generator", kwargs)
@@ -88,17 +92,25 @@ class Generator:
         interval = checkpoint_interval(model, recurrent_checkpoint_interval)
         self.recurrent_checkpoint_interval = interval
         self.retired = False  # another generator has taken over the cache
-        caches = [cache] if draft_cache is None else [cache, draft_cache]
-        tiers = make_tiers(model, caches, cpu_cache_size)
-        self.cpu_page_cache = tiers.host
-        self.pagetable = make_table(caches, tiers)
-        for each in caches:
-            take_over(each, self)
+        self.closed = False
+        self._metrics, self._pulse = Metrics(), Pulse()
+        sizes = TierSizes(cpu_cache_size, disk_cache_dir, disk_cache_size)
+        drafters = [] if draft_cache is None else [(draft_model, draft_cache)]
+        self._take_pages([(model, cache), *drafters], sizes)
         self._scheduler = Scheduler(max_batch_size)
         self._runner = Runner(model, cache, self.pagetable, max_chunk_size)
         self._check_prompt = PromptCheck(model, tokenizer)
         self._next_serial = 0
         self._kept: list[Event] = []  # events of other jobs, seen while `generate` ran
+
+    def _take_pages(self, pairs: list[tuple[Any, Any]], sizes: TierSizes) -> None:
+        """Own the pages of models and their caches."""
+        models, caches = [model for model, _ in pairs], [cache for _, cache in pairs]
+        tiers = make_tiers(models, caches, sizes)
+        self.cpu_page_cache, self.disk_page_cache = tiers.host, tiers.disk
+        self.pagetable = make_table(caches, tiers)
+        for cache in caches:
+            take_over(cache, self)
 
     # Jobs
 
@@ -151,6 +163,8 @@ class Generator:
         if self._speculation is not None:
             self._speculation.admit(job)
         self._next_serial += 1
+        if not self.num_remaining_jobs():
+            self._pulse.woken()
         self._scheduler.pending.append(job)
         return job.serial_number
 
@@ -161,6 +175,7 @@ class Generator:
         self._scheduler.remove(job)
         job.drop()
         self._release(job)
+        self._metrics.counts["cancels"] += 1
 
     def clear_queue(self) -> None:
         """Cancel all jobs."""
@@ -168,14 +183,26 @@ class Generator:
             self.cancel(job)
 
     def _check_owner(self) -> None:
+        if self.closed:
+            raise ConfigError("this Generator is closed; make a new one")
         if self.retired:
             raise ConfigError("a newer Generator uses this cache; this one can only cancel jobs")
 
     def retire(self) -> None:
         """Another generator has taken over the cache; this one can only cancel jobs."""
         self.retired = True
-        self.pagetable.tiers.close()
-        self.cpu_page_cache = None
+        self._drop_tiers()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Cancel all jobs, write what the disk tier lacks within `timeout_s` seconds, give the
+        memory of the tiers back. Harmless twice, and after `model.unload()`."""
+        self.clear_queue()
+        self.closed = True
+        self._drop_tiers(timeout_s)
+
+    def _drop_tiers(self, timeout_s: float = 0.0) -> None:
+        self.pagetable.tiers.close(timeout_s)
+        self.cpu_page_cache = self.disk_page_cache = None
 
     def _release(self, job: Job) -> None:
         if self._speculation is not None:
@@ -188,29 +215,85 @@ class Generator:
     # Steps
 
     def iterate(self) -> list[Event]:
-        """One step; events in the order in which things happened."""
+        """One step; events in the order in which things happened.
+
+        If it raises, the engine is as it was before the part that failed, and the events so far
+        are returned by the next call or by `take_events`.
+        """
         self._check_owner()
+        events = self.take_events()
+        self._pulse.begin()
+        before = self._runner.prefill_tokens
+        try:
+            self._step(events)
+        except BaseException:
+            self._kept = events
+            raise
+        finally:
+            self._pulse.end(progress=bool(events))
+        self._metrics.observe(events, self._runner.prefill_tokens - before)
+        return events
+
+    def take_events(self) -> list[Event]:
+        """Events that no call of `iterate` has returned, because it failed."""
         events, self._kept = self._kept, []
+        return events
+
+    def _step(self, events: list[Event]) -> None:
         for job in self._scheduler.start(self._try_start):
             events.append(job.started())
         for job in self.active_jobs:
             if job.state is JobState.PREFILL:
                 self._prefill(job, events)
-            elif job.options.max_new_tokens == 0:
+            elif job.state is JobState.DECODE and job.options.max_new_tokens == 0:
                 self._end(job, job.end_early("max_new_tokens"), events)
         self._decode(events)
-        return events
+        self._preempt(events)
+        tiers = self.pagetable.tiers
+        tiers.write_behind(1 if self.num_active_jobs() else 1 << 30)
+        if not events and self.num_active_jobs():  # all wait for pages from files
+            tiers.wait(0.02)
+
+    def _preempt(self, events: list[Event]) -> None:
+        """Give a job that nothing may pass any more the pages of the youngest that passed it."""
+        blocked, passed = self._scheduler.preemptable()
+        if blocked is None:
+            return
+        missing = blocked.missing_pages(self.pagetable, self.max_total_tokens)
+        victims = []
+        for job in passed:
+            if missing > 0:
+                victims.append(job)
+                missing -= sum(page.holders == 1 for page in job.sequence.pages)
+        if missing > 0:
+            return
+        for job in victims:
+            told = [e for e in events if e["job"] is job and e["stage"] == "streaming"]
+            self._requeue(job, told[-1] if told else {})
+            self._metrics.counts["preemptions"] += 1
+
+    def _requeue(self, job: Job, event: Event) -> None:
+        self._release(job)
+        self._scheduler.requeue(job)
+        job.requeue(event)
 
     def _try_start(self, job: Job) -> bool:
+        first, waited = job.first_round, job.timing.running()
         started = job.try_start(self.pagetable, self.max_total_tokens)
+        if started and first:
+            self._metrics.waited(waited)
         if started and self._speculation is not None:
             self._speculation.drafter.start(job)
         return started
 
     def _prefill(self, job: Job, events: list[Event]) -> None:
         job.timing.to("prefill")
-        if self._runner.prefill(job):
-            events.append(job.progress())
+        try:
+            if self._runner.prefill(job):
+                events.append(job.progress())
+        except Exl3Error as error:  # refused before it ran: the fault of this job's prompt
+            self._end(job, _failed(job, error), events)
+            return
         if self._speculation is not None:
             self._speculation.drafter.follow(job)
         if job.is_prefill_done():
@@ -238,9 +321,7 @@ class Generator:
                 continue
             events.append(last)
             if job.must_requeue():
-                self._release(job)
-                self._scheduler.requeue(job)
-                job.requeue(last)
+                self._requeue(job, last)
 
     def _take(
         self,

@@ -266,11 +266,18 @@ class Job:
         window = (window + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
         return min(x for x in (window, all_places, capacity) if x is not None)
 
+    def _pages_wanted(self, capacity: int) -> int:
+        return (self.window(capacity) + PAGE_SIZE - 1) // PAGE_SIZE
+
+    def missing_pages(self, table: PageTable, capacity: int) -> int:
+        """Free pages that the next round lacks; 0 or less if there are enough."""
+        return self.sequence.missing(table, self._pages_wanted(capacity), self.final_length())
+
     def try_start(self, table: PageTable, capacity: int) -> bool:
         """Take pages for a round; False if too few are free."""
         if self.tried_at == table.version:
             return False
-        count = (self.window(capacity) + PAGE_SIZE - 1) // PAGE_SIZE
+        count = self._pages_wanted(capacity)
         held = len(self.stream.held) if self.stream is not None else 0
         found = self.sequence.allocate(table, count, len(self.sequence) - held)
         if found is None:

@@ -95,6 +95,12 @@ class PageTable:
             found.append(page)
         return found
 
+    def missing(self, keys: Sequence[bytes], count: int) -> int:
+        """Free pages that `allocate` would lack; 0 or less if there are enough."""
+        shared = self.match(keys[:count])
+        idle = sum(1 for page in shared if page.holders == 0)
+        return count - len(shared) - (self.num_free - idle)
+
     def allocate(
         self, keys: Sequence[bytes], rest: Ids, count: int, root: bytes = ROOT
     ) -> tuple[list[Page], int, int]:
@@ -109,11 +115,10 @@ class PageTable:
             (pages, number of them reused whole, tokens copied into the page after those); no pages
             if too few are free.
         """
+        if self.missing(keys, count) > 0:
+            return [], 0, 0
         shared = self.match(keys[:count])
         fresh = count - len(shared)
-        idle = sum(1 for page in shared if page.holders == 0)
-        if fresh > self.num_free - idle:
-            return [], 0, 0
         for page in shared:
             self._take(page)
         previous = keys[len(shared) - 1] if shared else root
@@ -205,10 +210,11 @@ class PageTable:
             other = None
         if other is None:
             self.by_key[key] = page
+            self.tiers.completed(page)
 
     def recall(self, own: Page, key: bytes, ids: Ids) -> Recall:
         """Fill a page that its only holder has not filled from a tier, if one has it."""
-        found = self.tiers.recall(key, own)
+        found = self.tiers.recall(key, own, ids)
         if found is Recall.HIT:
             own.tokens[:] = ids
             own.valid = PAGE_SIZE

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from .job import Job
+from .job import Job, JobState
 
 
 class Scheduler:
@@ -15,34 +15,54 @@ class Scheduler:
         self.max_batch_size = max_batch_size
         self.pending: deque[Job] = deque()
         self.active: list[Job] = []
+        self._blocked: Job | None = None  # by lack of pages, when jobs were last started
 
-    def start(self, try_start: Callable[[Job], bool]) -> list[Job]:
-        """Start what fits, in queue order.
+    def start(self, try_start: Callable[[Job], bool]) -> Iterator[Job]:
+        """Start what fits, in queue order; each job is yielded as it starts.
 
         A job that does not fit is skipped; each later job that starts in its place counts. After
         `max_skips` of those, no later job may pass it.
         """
-        started: list[Job] = []
         skipped: list[Job] = []
+        self._blocked = None
         for job in list(self.pending):
             if len(self.active) >= self.max_batch_size:
-                break
-            if any(_is_due(other) for other in skipped):
-                break
+                return
             if not try_start(job):
                 skipped.append(job)
+                if _is_due(job):
+                    self._blocked = job
+                    return
                 continue
             for other in skipped:
                 other.skips += 1
             self.pending.remove(job)
             self.active.append(job)
-            started.append(job)
-        return started
+            yield job
+            due = [other for other in skipped if _is_due(other)]
+            if due:
+                self._blocked = due[0]
+                return
+
+    def preemptable(self) -> tuple[Job | None, list[Job]]:
+        """The job that nothing may pass any more and that lacks pages, and the jobs that came
+        after it and run all the same, the youngest first."""
+        blocked = self._blocked
+        if blocked is None or blocked.state is not JobState.PENDING:
+            return None, []
+        passed = [job for job in self.active if job.serial_number > blocked.serial_number]
+        return blocked, sorted(passed, key=lambda job: -job.serial_number)
 
     def requeue(self, job: Job) -> None:
-        """Back to the front of the queue."""
+        """Back to the front of the queue; but not before an older job that was there before, or
+        that nothing may pass."""
         self.active.remove(job)
-        self.pending.appendleft(job)
+        place = 0
+        for index, other in enumerate(self.pending):
+            waits = _is_due(other) or not other.first_round
+            if waits and other.serial_number < job.serial_number:
+                place = index + 1
+        self.pending.insert(place, job)
 
     def remove(self, job: Job) -> bool:
         """Forget a job; True if it was active."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..constants import PAGE_SIZE
 from .ids import IdBuffer
 from .pages import ROOT, Page, PageTable, page_key
-from .tiers import Recall
+from .tiers import READ_AHEAD, Recall
 
 MAX_RECALLS = (
     8  # pages brought back from a tier per step and job, so that others need not wait long
@@ -56,6 +56,15 @@ class Sequence:
     def _previous(self, number: int) -> bytes:
         return self._key(number - 1) if number else self.root
 
+    def _shareable(self, count: int, final: int) -> list[bytes]:
+        """Keys of the leading full pages that may be taken from others."""
+        full = min(len(self) - 1, count * PAGE_SIZE, final - 1) // PAGE_SIZE
+        return [self._key(number) for number in range(full)]
+
+    def missing(self, table: PageTable, count: int, final: int) -> int:
+        """Pages that `allocate` would lack; 0 or less if there are enough."""
+        return table.missing(self._shareable(count, final), count)
+
     def allocate(self, table: PageTable, count: int, final: int) -> tuple[int, int] | None:
         """Take `count` pages, with what is already stored in them.
 
@@ -65,10 +74,8 @@ class Sequence:
         Returns:
             (pages reused whole, tokens reused), or None if too few pages are free.
         """
-        usable = min(len(self) - 1, count * PAGE_SIZE)
-        full = min(usable, final - 1) // PAGE_SIZE
-        keys = [self._key(number) for number in range(full)]
-        ids = self.input_ids.numpy()[:usable]
+        keys = self._shareable(count, final)
+        ids = self.input_ids.numpy()[: min(len(self) - 1, count * PAGE_SIZE)]
         pages, shared, copied = table.allocate(keys, ids, count, self.root)
         if not pages and count:
             return None
@@ -91,7 +98,7 @@ class Sequence:
             page = table.exchange(self.pages[number], self._key(number))
             if page is None:
                 page = self.pages[number]
-                if recalls == MAX_RECALLS or not self._recall(table, page, number):
+                if recalls == MAX_RECALLS or not self._recall(table, page, number, end):
                     self.waiting |= recalls == MAX_RECALLS
                     break
                 recalls += 1
@@ -106,11 +113,14 @@ class Sequence:
             self.mirrored = self.stored
         return self.stored - before
 
-    def _recall(self, table: PageTable, page: Page, number: int) -> bool:
+    def _recall(self, table: PageTable, page: Page, number: int, end: int) -> bool:
         start = number * PAGE_SIZE
         ids = self.input_ids.numpy()[start : start + PAGE_SIZE]
         found = table.recall(page, self._key(number), ids)
         self.waiting = found is Recall.WAIT
+        if found is not Recall.MISS:
+            after = range(number + 1, min(number + READ_AHEAD, end // PAGE_SIZE))
+            table.tiers.prefetch(self._key(later) for later in after)
         return found is Recall.HIT
 
     def _copy_start(self, table: PageTable) -> None:

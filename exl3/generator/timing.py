@@ -13,6 +13,10 @@ class Timing:
         self._mark = 0.0
         self._phase = ""
 
+    def running(self) -> float:
+        """Seconds since the present phase began."""
+        return time.perf_counter() - self._mark
+
     def to(self, phase: str) -> None:
         """Enter a phase: `enqueued`, `prefill`, `generate` or `` for none."""
         now = time.perf_counter()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 import weakref
@@ -320,6 +322,18 @@ class Model:
     def get_name(self) -> str:
         """Name of the architecture's class."""
         return self.config.architecture
+
+    def fingerprint(self) -> str:
+        """Hex digest of all that decides what its cache holds for a text: weights, configuration,
+        order of layers. It does not change when the files are moved."""
+        config = self.config
+        parts = (
+            config.stc.fingerprint(),
+            json.dumps(config.config_dict, sort_keys=True),
+            repr((config.rope_settings, config.layer_map, config.infer_params.plain_dtype)),
+            self.component,
+        )
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def get_load_metrics(self) -> dict[str, float]:
         """Bytes, seconds and bytes per second of the last load."""

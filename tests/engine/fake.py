@@ -133,6 +133,9 @@ class FakeModel:
         self.forwards: list[tuple[int, int]] = []
         self.fail_next: Exception | None = None
 
+    def fingerprint(self) -> str:
+        return "fake"
+
     def logits_of(self, context: np.ndarray) -> np.ndarray:
         """Logits after a context of slot values."""
         seen = int((context * self.weights[: context.size]).sum(dtype=np.uint64))

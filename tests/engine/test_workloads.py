@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -68,21 +69,45 @@ def fits(request: Request, pages: int) -> bool:
     pages=st.integers(4, 12),
     batch=st.integers(1, 4),
     chunk=st.sampled_from([256, 512, 2048]),
-    host=st.sampled_from([0, 2, 3, 12]),
 )
-def test_any_workload(
-    requests: list[Request], pages: int, batch: int, chunk: int, host: int
-) -> None:
+def test_any_workload(requests: list[Request], pages: int, batch: int, chunk: int) -> None:
     cache = FakeCache(MODEL, pages * 256)
-    generator = Generator(
-        MODEL,
-        cache,
-        MODEL.tokenizer,
-        max_batch_size=batch,
-        max_chunk_size=chunk,
-        cpu_cache_size=host * PAGE_BYTES,
-    )
+    generator = Generator(MODEL, cache, MODEL.tokenizer, max_batch_size=batch, max_chunk_size=chunk)
+    play(generator, [r for r in requests if fits(r, pages)])
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=7),
+    pages=st.integers(4, 6),
+    batch=st.integers(1, 4),
+    host=st.sampled_from([0, 2, 3, 12]),
+    files=st.sampled_from([0, 2, 5, 100]),
+)
+def test_any_workload_over_tiers_and_a_restart(
+    requests: list[Request], pages: int, batch: int, host: int, files: int
+) -> None:
     requests = [r for r in requests if fits(r, pages)]
+    with TemporaryDirectory() as folder:
+        for _ in range(2):
+            generator = Generator(
+                MODEL,
+                FakeCache(MODEL, pages * 256),
+                MODEL.tokenizer,
+                max_batch_size=batch,
+                cpu_cache_size=host * PAGE_BYTES,
+                disk_cache_dir=folder if files else None,
+                disk_cache_size=files * (PAGE_BYTES + 2200),
+            )
+            play(generator, requests)
+            play(generator, requests[::-1])
+            generator.close()
+
+
+def play(generator: Generator, requests: list[Request]) -> None:
+    """Run a workload; every request must get what it gets alone."""
     jobs: dict[int, Job] = {}
     events: dict[int, list[dict]] = {i: [] for i in range(len(requests))}
     cancelled, step = set(), 0
@@ -113,7 +138,7 @@ def test_any_workload(
         generator.check_integrity()
         step += 1
         assert step < 5000
-    assert generator.pagetable.num_free == pages
+    assert generator.pagetable.num_free == generator.pagetable.max_pages
     for i, request in enumerate(requests):
         mine = events[i]
         ended = bool(mine) and mine[-1]["eos"]
