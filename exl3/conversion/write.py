@@ -116,9 +116,9 @@ def write_model(output: Output) -> Path:
     write_sharded(folder, specs, output.get, shard_mb=shard_mb)
     for file in output.config.source.files():
         if file.name not in _WRITTEN:
-            _copy(file, folder / file.name)
+            copy_file(file, folder / file.name)
     quantization = output.quantization_config()
-    storage = tensor_storage(output)
+    storage = tensor_storage(output.config, output.qtensors)
     write_json(folder / "quantization_config.json", {**quantization, "tensor_storage": storage})
     write_json(folder / REPORT_NAME, report_values(output))
     config = dict(output.config.source.config_dict)
@@ -130,15 +130,16 @@ def write_model(output: Output) -> Path:
     return folder
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file; it appears whole or not at all."""
     with storage_errors(source, "read"), source.open("rb") as file, atomic_file(target) as copy:
         shutil.copyfileobj(file, copy)
 
 
-def tensor_storage(output: Output) -> dict[str, Any]:
-    """Stored tensors of every leaf module, in running order."""
+def tensor_storage(config: Config, stc: TensorSource) -> dict[str, Any]:
+    """Stored tensors of every leaf module of a model, in running order."""
     result: dict[str, Any] = {}
-    for key, infos in _leaves(output):
+    for key, infos in _leaves(config, stc):
         stored: dict[str, dict[str, Any]] = {
             info.key: {
                 "shape": list(info.shape),
@@ -153,20 +154,20 @@ def tensor_storage(output: Output) -> dict[str, Any]:
             entry |= {"quant_format": "exl3", "bits_per_weight": trellis["shape"][-1] // 16}
             for name in MULTIPLIER_NAMES:
                 if f"{key}.{name}" in stored:
-                    value = int(output.qtensors.get(f"{key}.{name}")) & 0xFFFFFFFF
+                    value = int(stc.get(f"{key}.{name}")) & 0xFFFFFFFF
                     entry[f"{name}_multiplier"] = value
         result[key] = entry
     return result
 
 
-def _leaves(output: Output) -> Iterator[tuple[str, list[TensorInfo]]]:
+def _leaves(config: Config, stc: TensorSource) -> Iterator[tuple[str, list[TensorInfo]]]:
     """Modules without children, and the tensors stored under their names."""
-    for module in Model.from_config(output.config):
-        names = output.qtensors.list(module.key)
+    for module in Model.from_config(config):
+        names = stc.list(module.key)
         direct = [name for name in names if "." not in name[len(module.key) + 1 :]]
         if not module.children() and direct:
             direct.sort(key=_stored_order)
-            yield module.key, [output.qtensors.info(name) for name in direct]
+            yield module.key, [stc.info(name) for name in direct]
 
 
 def _stored_order(name: str) -> tuple[int, str]:
