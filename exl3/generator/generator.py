@@ -310,6 +310,8 @@ class Generator(Watched):
         drafts: list[list[int]] = [[] for _ in jobs]
         if self._speculation is not None:
             drafts = self._speculation.propose(jobs)
+        for job in jobs:
+            job.masks_ahead.start()  # while the model runs
         logits = Rows(self._runner.decode(jobs, drafts), self.num_columns)
         tokens = draw_together(jobs, drafts, logits)
         row = 0

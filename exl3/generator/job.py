@@ -18,6 +18,7 @@ from ..sampling.device import fits_device
 from ..sampling.state import IdRow
 from .events import Event, event, streaming
 from .filter import Filter
+from .filter.ahead import MasksAhead
 from .filter.base import filter_faults
 from .masks import combine
 from .options import JobOptions, checked_filters, note_unknown, own_sampler, prompt_ids
@@ -99,6 +100,7 @@ class Job:
         self.sampler = own_sampler(sampler)
         self._fits_device = fits_device(self.sampler)
         self.filters = checked_filters(filters)
+        self.masks_ahead = MasksAhead(self.filters)
         self.embeddings = list(embeddings or [])
         self.identifier = identifier
         self.loras = loras  # None: all that are loaded when the job is enqueued
@@ -307,10 +309,8 @@ class Job:
         only = self._healed_ids if self.new_tokens == 0 else None
         if not (banned or self.filters or only):
             return None
-        masks = []
-        if self.filters:
-            with filter_faults():
-                masks = [f.get_next_logit_mask() for f in self.filters if f.is_active]
+        # The healed token is a piece of the prompt: filters do not see it.
+        masks = self.masks_ahead.take() if self.filters and not only else []
         return combine(masks, banned, only, self._width)
 
     def is_plain_greedy(self) -> bool:
@@ -373,6 +373,7 @@ class Job:
         self.new_tokens += 1
         done = False
         if self.filters and not (self._healed_ids and self.new_tokens == 1):
+            self.masks_ahead.drop()
             with filter_faults():
                 for filter in self.filters:
                     done |= filter.feed(token)
@@ -396,8 +397,9 @@ class Job:
         self.sequence.rewind(length)
         self.new_tokens -= len(tokens)
         fed = len(tokens) - (self._healed_ids is not None and self.new_tokens == 0)
-        for filter in self.filters:
-            filter.rewind(fed)
+        with filter_faults():
+            for filter in self.filters:
+                filter.rewind(fed)
         self._banned_at = {k: v for k, v in self._banned_at.items() if k <= length}
         self._banned_at.setdefault(length, []).append(tokens[0].id)
 
@@ -412,8 +414,7 @@ class Job:
         self.timing.to("")
         self.state = JobState.FINISHED
         self.adapters = ()
-        for filter in self.filters:
-            filter.detach()
+        self._detach_filters()
         out = streaming(self, outcome)
         if self.cache_full:
             out["cache_full"] = True
@@ -430,6 +431,10 @@ class Job:
         self.state = JobState.FINISHED
         self.adapters = ()
         self.timing.to("")
+        self._detach_filters()
+
+    def _detach_filters(self) -> None:
+        self.masks_ahead.drop()
         for filter in self.filters:
             filter.detach()
 

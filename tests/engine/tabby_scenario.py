@@ -127,6 +127,8 @@ class Server:
         async for result in job:
             while not job.queue.empty():  # what is there already is merged
                 more = job.queue.get_nowait()
+                if isinstance(more, BaseException):
+                    raise more
                 assert isinstance(more, dict)
                 result = self.merge(result, more)
             if result["stage"] == "streaming":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from exl3 import Cache, Config, Generator, Model, Tokenizer
 from exl3.errors import ConfigError
 from exl3.generator import Filter, FormatronFilter, LLGuidanceFilter
 from exl3.generator.sampler import DefaultSampler
+from tests.engine.fake import FakeModel
 from tests.engine.test_generator import job, prompt, run, text, tokens
 from tests.engine.test_real_model import DIRECTORY
 
@@ -147,6 +149,129 @@ def test_missing_packages_and_arguments(make) -> None:
         FormatronFilter(tokenizer)
     with pytest.raises(ValueError, match="formatron"):
         FormatronFilter(tokenizer, formatter_builder=object())
+
+
+class Faulty(Spell):
+    """Fails in one method after a few tokens."""
+
+    method, after = "", 0
+
+    def _maybe(self, name: str) -> None:
+        if name == self.method and self.at >= self.after:
+            raise KeyError(f"broken {name}")
+
+    def get_next_logit_mask(self):
+        self._maybe("get_next_logit_mask")
+        return super().get_next_logit_mask()
+
+    def accept_token(self, token: int) -> None:
+        self._maybe("accept_token")
+        super().accept_token(token)
+
+    def is_completed(self) -> bool:
+        self._maybe("is_completed")
+        return super().is_completed()
+
+    def rollback_tokens(self, count: int) -> bool:
+        self._maybe("rollback_tokens")
+        return False
+
+
+@pytest.mark.parametrize(
+    "method", ["get_next_logit_mask", "accept_token", "is_completed", "rollback_tokens"]
+)
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_fault_anywhere_ends_only_its_job(make, method: str, after: int) -> None:
+    generator = make()
+    bad = Faulty(generator.tokenizer, "say foo!")
+    bad.method, bad.after = method, after
+    first = job(prompt(20), filters=[bad], banned_strings=["foo"])
+    good = job(prompt(30))
+    third = job(prompt(25), filters=[Spell(generator.tokenizer, "XY", eos_after_completed=True)])
+    events = run(generator, first, good, third)
+    assert f"broken {method}" in events[first][-1]["filter_error"]
+    assert events[first][-1]["eos_reason"] == "end_filter"
+    assert len(tokens(events[good])) == 10 and text(events[third]) == "XY"
+    assert bad.job is None and generator.pagetable.num_free == 8
+
+
+@pytest.mark.parametrize("mask", [None, [0, 1], torch.zeros(1, 9, dtype=torch.int64)])
+def test_what_is_no_mask_allows_nothing(make, mask) -> None:
+    class Wrong(Spell):
+        def get_next_logit_mask(self):
+            return mask
+
+    generator = make()
+    item = job(prompt(20), filters=[Wrong(generator.tokenizer, "a")])
+    events = run(generator, item)[item]
+    assert not tokens(events) and "the mask is" in events[-1]["filter_error"]
+
+
+class Watched(Spell):
+    """Notes where its masks are made; one may be slow."""
+
+    background = True
+
+    def __init__(self, *args, **kwargs) -> None:
+        self.threads, self.begun = [], threading.Event()
+        super().__init__(*args, **kwargs)
+
+    def use_background_worker(self) -> bool:
+        return self.background
+
+    def get_next_logit_mask(self):
+        self.threads.append(threading.current_thread().name)
+        self.begun.set()
+        return super().get_next_logit_mask()
+
+
+class Foreground(Watched):
+    background = False
+
+
+def test_masks_are_made_while_the_model_runs(make) -> None:
+    model = FakeModel()
+    generator = make(model=model)
+    filter = Watched(generator.tokenizer, "XYZ", eos_after_completed=True)
+    forward, overlapped = model.forward, []
+
+    def waiting(*args):
+        overlapped.append(filter.begun.wait(20))  # begun before the model is done
+        filter.begun.clear()
+        return forward(*args)
+
+    model.forward = waiting
+    item = job(prompt(5), filters=[filter])
+    assert text(run(generator, item)[item]) == "XYZ"
+    assert overlapped == [True] * 3
+    assert all(name.startswith("exl3-mask") for name in filter.threads)
+    assert len(filter.threads) == 3
+
+
+def test_a_filter_may_ask_for_the_callers_thread(make) -> None:
+    generator = make()
+    filter = Foreground(generator.tokenizer, "XYZ", eos_after_completed=True)
+    item = job(prompt(5), filters=[filter])
+    assert text(run(generator, item)[item]) == "XYZ"
+    assert set(filter.threads) == {threading.current_thread().name}
+
+
+def test_forced_tokens_need_no_mask(make) -> None:
+    generator = make()
+    filter = Watched(generator.tokenizer, "XYZ", eos_after_completed=True)
+    item = job(prompt(5), filters=[filter])
+    item.constrain_output_now(torch.tensor([[3 + ord("X"), 3 + ord("Y")]]))
+    assert text(run(generator, item)[item]) == "XYZ"
+
+
+def test_the_healed_token_is_not_the_filters(make) -> None:
+    """It is a piece of the prompt; the filter begins after it."""
+    generator = make(model=FakeModel(letters=b"abc the"))
+    filter = Spell(generator.tokenizer, "XY", eos_after_completed=True)
+    item = job([*prompt(20), 3 + ord(" ")], token_healing=True, filters=[filter])
+    events = run(generator, item)[item]
+    assert events[-1]["eos_reason"] == "end_filter"
+    assert text(events).endswith("XY")
 
 
 @pytest.mark.parametrize(

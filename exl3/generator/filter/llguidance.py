@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import weakref
 from typing import Any
 
@@ -12,11 +13,16 @@ from torch import Tensor
 from ...errors import ConfigError
 from .base import Filter
 
+logger = logging.getLogger(__name__)
+
 _vocabularies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 # White space between the parts of a JSON text: a space, or a line break with an indent. Without a
 # bound a model may go on with white space until its limit.
 JSON_DEFAULTS = {"whitespace_pattern": r"[ ]|\n[ ]{0,20}"}
+
+# Reasons of a matcher to stop that mean that the grammar is satisfied.
+_FINISHED = ("NoExtension", "NoExtensionBias", "EndOfSentence")
 
 
 def _package() -> Any:
@@ -73,13 +79,17 @@ class LLGuidanceFilter(Filter):
                 f"got {', '.join(chosen) or 'none'}"
             )
         package = _package()
-        grammar = _compile(package, *chosen.popitem())
-        self._matcher = package.LLMatcher(_vocabulary(tokenizer), grammar)
-        self._check()
+        kind, source = chosen.popitem()
+        grammar = _compile(package, kind, source)
+        self._matcher = package.LLMatcher(_vocabulary(tokenizer), grammar, log_level=0)
+        self._check(f"bad {kind}: ")
+        for warning in self._matcher.get_grammar_warnings():
+            logger.warning("LLGuidanceFilter: %s: %s", kind, warning)
 
-    def _check(self) -> None:
+    def _check(self, what: str = "") -> None:
         if self._matcher.is_error():
-            raise ConfigError(f"LLGuidanceFilter: {self._matcher.get_error()}")
+            reason = self._matcher.get_error().partition("<state>")[0].strip()
+            raise ConfigError(f"LLGuidanceFilter: {what}{reason}")
 
     def reset(self) -> None:
         self._matcher.reset()
@@ -97,7 +107,12 @@ class LLGuidanceFilter(Filter):
         return torch.frombuffer(bytearray(bits), dtype=torch.int32).unsqueeze(0)
 
     def is_completed(self) -> bool:
-        return bool(self._matcher.is_stopped())
+        if not self._matcher.is_stopped():
+            return False
+        reason = self._matcher.stop_reason()
+        if reason not in _FINISHED:  # a limit of the parser: the text is not what was asked for
+            raise ConfigError(f"LLGuidanceFilter: the grammar cannot go on: {reason}")
+        return True
 
     def rollback_tokens(self, count: int) -> bool:
         return bool(self._matcher.rollback(count))
