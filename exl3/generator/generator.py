@@ -205,8 +205,6 @@ class Generator(Watched):
         self.cpu_page_cache = self.disk_page_cache = None
 
     def _release(self, job: Job) -> None:
-        if self._speculation is not None:
-            self._speculation.drafter.release(job)
         job.sequence.release(self.pagetable)
         if job.is_finished:
             job.draft_state = None

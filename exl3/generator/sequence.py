@@ -167,14 +167,7 @@ class Sequence:
         """Drop the ids from `length` on. The last one that stays will be run again."""
         self.input_ids.truncate(length)
         del self._keys[length // PAGE_SIZE :]
-        self._limit_stored(length - 1)
-
-    def forget(self, length: int) -> None:
-        """Take tokens from `length` on for not stored, unless their page is known by its key."""
-        self._limit_stored(max(length, self.keyed * PAGE_SIZE))
-
-    def _limit_stored(self, end: int) -> None:
-        self.stored = min(self.stored, end)
+        self.stored = min(self.stored, length - 1)
         self.mirrored = min(self.mirrored, self.stored)
         self.limit_copies(self.stored)
 

@@ -181,7 +181,7 @@ def test_draft_cache_follows_the_pages(make) -> None:
     generator.enqueue(running)
     for step in range(20):
         generator.iterate()
-        other = job(running.sequences[0].input_ids.torch()[0, : 30 + step].tolist())
+        other = job([*running.sequences[0].input_ids.torch()[0].tolist(), 100 + step % 3])
         generator.enqueue(other)
         while not other.is_finished:
             generator.iterate()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from exl3.generator import Generator, Job
 from exl3.generator.sampler import ArgmaxSampler, ComboSampler, DefaultSampler
-from tests.engine.fake import PAGE_BYTES, FakeCache, FakeModel
+from tests.engine.fake import PAGE_BYTES, FakeCache, FakeModel, drafting
 from tests.engine.reference import run_alone
 from tests.engine.test_generator import job, text, tokens
 
@@ -56,9 +56,58 @@ REQUESTS = st.builds(
 )
 
 
+@dataclass(frozen=True)
+class Drafts:
+    """How a generator drafts."""
+
+    kind: str
+    tokens: int
+    dynamic: bool
+    wrong_percent: int
+
+    def arguments(self, pages: int) -> dict:
+        options = {"num_draft_tokens": self.tokens, "dynamic_draft_tokens": self.dynamic}
+        if self.kind == "model":
+            options["wrong_percent"] = self.wrong_percent
+        return drafting(MODEL, pages, self.kind, **options)
+
+
+DRAFTS = st.builds(
+    Drafts,
+    kind=st.sampled_from(["none", "ngram", "model", "model"]),
+    tokens=st.sampled_from([1, 2, 5, 16]),
+    dynamic=st.booleans(),
+    wrong_percent=st.sampled_from([0, 10, 50, 100]),
+)
+
+
 def fits(request: Request, pages: int) -> bool:
     length = len(request.prompt())
     return length + request.limit - 1 <= pages * 256
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=7),
+    pages=st.integers(4, 12),
+    batch=st.integers(1, 4),
+    chunk=st.sampled_from([256, 512, 2048]),
+    drafts=DRAFTS,
+)
+def test_any_workload(
+    requests: list[Request], pages: int, batch: int, chunk: int, drafts: Drafts
+) -> None:
+    generator = Generator(
+        MODEL,
+        FakeCache(MODEL, pages * 256),
+        MODEL.tokenizer,
+        max_batch_size=batch,
+        max_chunk_size=chunk,
+        **drafts.arguments(pages),
+    )
+    play(generator, [r for r in requests if fits(r, pages)])
 
 
 @settings(
@@ -66,29 +115,16 @@ def fits(request: Request, pages: int) -> bool:
 )
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=7),
-    pages=st.integers(4, 12),
-    batch=st.integers(1, 4),
-    chunk=st.sampled_from([256, 512, 2048]),
-)
-def test_any_workload(requests: list[Request], pages: int, batch: int, chunk: int) -> None:
-    cache = FakeCache(MODEL, pages * 256)
-    generator = Generator(MODEL, cache, MODEL.tokenizer, max_batch_size=batch, max_chunk_size=chunk)
-    play(generator, [r for r in requests if fits(r, pages)])
-
-
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
-@given(
-    requests=st.lists(REQUESTS, min_size=1, max_size=7),
     pages=st.integers(4, 6),
     batch=st.integers(1, 4),
     host=st.sampled_from([0, 2, 3, 12]),
     files=st.sampled_from([0, 2, 5, 100]),
+    drafts=DRAFTS,
 )
 def test_any_workload_over_tiers_and_a_restart(
-    requests: list[Request], pages: int, batch: int, host: int, files: int
+    requests: list[Request], pages: int, batch: int, host: int, files: int, drafts: Drafts
 ) -> None:
+    page_bytes = PAGE_BYTES * (2 if drafts.kind == "model" else 1)
     requests = [r for r in requests if fits(r, pages)]
     with TemporaryDirectory() as folder:
         for _ in range(2):
@@ -97,9 +133,10 @@ def test_any_workload_over_tiers_and_a_restart(
                 FakeCache(MODEL, pages * 256),
                 MODEL.tokenizer,
                 max_batch_size=batch,
-                cpu_cache_size=host * PAGE_BYTES,
+                cpu_cache_size=host * page_bytes,
                 disk_cache_dir=folder if files else None,
-                disk_cache_size=files * (PAGE_BYTES + 2200),
+                disk_cache_size=files * (page_bytes + 2200),
+                **drafts.arguments(pages),
             )
             play(generator, requests)
             play(generator, requests[::-1])
@@ -168,9 +205,10 @@ def play(generator: Generator, requests: list[Request]) -> None:
     step=st.sampled_from([None, 1]),
     length=st.sampled_from([3, 230, 250, 255]),
     seed=st.integers(0, 1000),
+    drafts=DRAFTS,
 )
-def test_banned_strings_never_appear(banned, step, length: int, seed: int) -> None:
-    generator = Generator(MODEL, FakeCache(MODEL, 1024), MODEL.tokenizer)
+def test_banned_strings_never_appear(banned, step, length: int, seed: int, drafts: Drafts) -> None:
+    generator = Generator(MODEL, FakeCache(MODEL, 1024), MODEL.tokenizer, **drafts.arguments(4))
     item = job(
         [3 + 97 + (i * i) % 7 for i in range(length)],
         max_new_tokens=60,

@@ -31,6 +31,3 @@ class Drafter(Protocol):
     def settle(self, job: Job, position: int, window: int, accepted: int) -> None:
         """A step is over: of `window` tokens proposed at `position` the first `accepted` were
         right. Called for jobs without a draft too, with 0 and 0."""
-
-    def release(self, job: Job) -> None:
-        """The job is about to give its pages back."""

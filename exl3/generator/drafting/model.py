@@ -112,14 +112,10 @@ class ModelDrafter:
         if window:  # the last drafted token has not been run here; wrong ones will be run over
             right = position + min(accepted, window - 1)
             sequence.mirrored = min(right, sequence.stored)
-        # A full page may be shared. Where the draft model cannot read on, nothing is left to run.
+        # A full page may be shared, others copied in part: what they hold must be in both caches.
+        # Where the draft model cannot read on, nothing is left to run.
         readable = self._readable(job) == len(sequence)
         due = sequence.stored // PAGE_SIZE * PAGE_SIZE if readable else sequence.stored
         if sequence.mirrored < due:
             self._catch_up(job, due)
         sequence.limit_copies(sequence.mirrored)
-
-    def release(self, job: Job) -> None:
-        """See `Drafter.release`. Others may go on from the last page: they must find what it holds
-        in both caches."""
-        job.sequence.forget(job.sequence.mirrored)

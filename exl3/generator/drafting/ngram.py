@@ -155,6 +155,3 @@ class NgramDrafter:
 
     def settle(self, job: Job, position: int, window: int, accepted: int) -> None:
         """See `Drafter.settle`; nothing to do."""
-
-    def release(self, job: Job) -> None:
-        """See `Drafter.release`; nothing to do."""
