@@ -104,7 +104,8 @@ class Attention(Module):
         from ..ops.attention import paged_attention
 
         keys, values = self._append(qkv, batch)
-        if self._is_whole(qkv, batch):
+        # A quantised cache is read also where all is new: chunks must equal the whole.
+        if isinstance(keys, Tensor) and self._is_whole(qkv, batch):
             return self._whole(qkv, batch)
         assert keys is not None and values is not None and batch.page_table is not None
         assert batch.seq_lens is not None and batch.query_starts is not None

@@ -44,6 +44,32 @@ void rope_append_(const Tensor& qkv, const std::optional<Tensor>& table,
     rope_append_of<float>(qkv, t, o);
 }
 
+template <class T>
+void rope_append_quant_of(const Tensor& qkv, const RopeAppendTensors& t, const RopeAppendOptions& o,
+                          const QuantTensors& k, const QuantTensors& v, const Tensor& slots) {
+  RopeAppend<T> p = rope_append_params<T>(qkv, t, o);
+  add_quant_cache(p, qkv, k, v, slots);
+  CudaLaunch(qkv).run("rope_append_quant_", rope_append_cuda<T>, p);
+}
+
+// NOLINTNEXTLINE: the parameters are the schema's
+void rope_append_quant_(const Tensor& qkv, const std::optional<Tensor>& table,
+                        const Tensor& k_words, const Tensor& k_scales, const Tensor& v_words,
+                        const Tensor& v_scales, const Tensor& slots,
+                        const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
+                        int64_t q_heads, int64_t kv_heads, int64_t head_dim, int64_t v_head_dim,
+                        double eps, double norm_offset, bool interleaved) {
+  EXL3_CHECK_CUDA("rope_append_quant_", qkv);
+  const std::optional<Tensor> none;
+  const RopeAppendTensors t{table, none, none, none, q_norm, k_norm};
+  const RopeAppendOptions o{q_heads, kv_heads, head_dim, v_head_dim, eps, norm_offset, interleaved};
+  const QuantTensors k{k_words, k_scales}, v{v_words, v_scales};
+  if (qkv.scalar_type() == ScalarType::Half)
+    rope_append_quant_of<half_bits>(qkv, t, o, k, v, slots);
+  else
+    rope_append_quant_of<float>(qkv, t, o, k, v, slots);
+}
+
 // Zeroed counters of one device and stream, made once and never freed: a captured step keeps their
 // address. Every launch leaves them zero. Steps captured on one stream must not run at once.
 unsigned* counters_for(const Tensor& near, const CudaLaunch& launch) {
@@ -59,30 +85,19 @@ unsigned* counters_for(const Tensor& near, const CudaLaunch& launch) {
   return data_mut<unsigned>(found->second);
 }
 
-// NOLINTNEXTLINE: the parameters are the schema's
-Tensor paged_attention(const Tensor& qkv, const Tensor& k_cache, const Tensor& v_cache,
-                       const Tensor& page_table, const Tensor& seq_lens, const Tensor& query_starts,
-                       int64_t q_heads, int64_t kv_heads, int64_t head_dim, double scale,
-                       int64_t window, double softcap, bool causal) {
-  const char* op = "paged_attention";
-  EXL3_CHECK_CUDA(op, qkv);
-  const bool half = qkv.scalar_type() == ScalarType::Half;
-  if (!half) check_activation_dtype<float>(op, qkv, "qkv");
-  AttentionCudaParams p{};
-  p.a = attention_params<void>({qkv, page_table, seq_lens, query_starts},
-                               {q_heads, kv_heads, head_dim, scale, window, softcap, causal});
-  add_cache(p.a, qkv, k_cache, v_cache);
-  p.dtype = half ? DType::kFloat16 : DType::kFloat32;
-  Tensor out = torch::stable::new_empty(qkv, {p.a.rows, q_heads * p.a.v_head_dim});
+// Runs attention on what `p.a` says, all but the output.
+Tensor attend(const char* op, const Tensor& qkv, AttentionCudaParams& p) {
+  Tensor out = torch::stable::new_empty(qkv, {p.a.rows, int64_t{p.a.q_heads} * p.a.v_head_dim});
   p.a.out = data_mut<void>(out);
   const CudaLaunch launch(qkv);
   plan_attention_cuda(p);
   std::optional<Tensor> partials;
   if (p.max_chunks > 1) {
-    EXL3_CHECK(op, p.tiles * kv_heads <= kCounters, "too many tiles to split");
+    const int64_t tiles = p.tiles * p.a.kv_heads;
+    EXL3_CHECK(op, tiles <= kCounters, "too many tiles to split");
     const int64_t tile_floats = p.tile_rows * (p.a.v_head_dim + int64_t{2});
-    partials = torch::stable::new_empty(qkv, {p.tiles * kv_heads * p.max_chunks * tile_floats},
-                                        ScalarType::Float);
+    partials =
+        torch::stable::new_empty(qkv, {tiles * p.max_chunks * tile_floats}, ScalarType::Float);
     p.partials = data_mut<float>(*partials);
     p.counters = counters_for(qkv, launch);
   }
@@ -90,11 +105,52 @@ Tensor paged_attention(const Tensor& qkv, const Tensor& k_cache, const Tensor& v
   return out;
 }
 
+AttentionCudaParams sequences_of(const char* op, const AttentionTensors& t,
+                                 const AttentionOptions& o) {
+  EXL3_CHECK_CUDA(op, t.qkv);
+  const bool half = t.qkv.scalar_type() == ScalarType::Half;
+  if (!half) check_activation_dtype<float>(op, t.qkv, "qkv");
+  AttentionCudaParams p{};
+  p.a = attention_params<void>(t, o);
+  p.dtype = half ? DType::kFloat16 : DType::kFloat32;
+  return p;
+}
+
+// NOLINTNEXTLINE: the parameters are the schema's
+Tensor paged_attention(const Tensor& qkv, const Tensor& k_cache, const Tensor& v_cache,
+                       const Tensor& page_table, const Tensor& seq_lens, const Tensor& query_starts,
+                       int64_t q_heads, int64_t kv_heads, int64_t head_dim, double scale,
+                       int64_t window, double softcap, bool causal) {
+  const char* op = "paged_attention";
+  AttentionCudaParams p =
+      sequences_of(op, {qkv, page_table, seq_lens, query_starts},
+                   {q_heads, kv_heads, head_dim, scale, window, softcap, causal});
+  add_cache(p.a, qkv, k_cache, v_cache);
+  return attend(op, qkv, p);
+}
+
+// NOLINTNEXTLINE: the parameters are the schema's
+Tensor paged_attention_quant(const Tensor& qkv, const Tensor& k_words, const Tensor& k_scales,
+                             const Tensor& v_words, const Tensor& v_scales,
+                             const Tensor& page_table, const Tensor& seq_lens,
+                             const Tensor& query_starts, int64_t q_heads, int64_t kv_heads,
+                             int64_t head_dim, int64_t v_head_dim, double scale, int64_t window,
+                             double softcap, bool causal) {
+  const char* op = "paged_attention_quant";
+  AttentionCudaParams p =
+      sequences_of(op, {qkv, page_table, seq_lens, query_starts},
+                   {q_heads, kv_heads, head_dim, scale, window, softcap, causal});
+  add_quant_cache(p.a, qkv, {k_words, k_scales}, {v_words, v_scales}, v_head_dim);
+  return attend(op, qkv, p);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CUDA, m) {
   m.impl("rope_table", TORCH_BOX(&rope_table));
   m.impl("rope_append_", TORCH_BOX(&rope_append_));
+  m.impl("rope_append_quant_", TORCH_BOX(&rope_append_quant_));
+  m.impl("paged_attention_quant", TORCH_BOX(&paged_attention_quant));
   m.impl("paged_attention", TORCH_BOX(&paged_attention));
 }
 

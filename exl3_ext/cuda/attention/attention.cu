@@ -20,10 +20,10 @@ constexpr int64_t kDecodeBlocks = 2048;  // chunks fill up to so many blocks
 constexpr int64_t kPrefillBlocks = 528;
 constexpr int kDevices = 64;
 
-template <int D, bool kDecode>
+template <int D, bool kDecode, bool kQuant>
 Status start(const AttentionCudaParams& p, CudaStream stream) {
-  using Shape = AttentionShape<D, kDecode>;
-  auto* kernel = attention_kernel<D, kDecode>;
+  using Shape = AttentionShape<D, kDecode, kQuant>;
+  auto* kernel = attention_kernel<D, kDecode, kQuant>;
   static std::atomic<bool> ready[kDevices];
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return Status::kDeviceError;
@@ -40,14 +40,14 @@ Status start(const AttentionCudaParams& p, CudaStream stream) {
   return launch_status();
 }
 
-template <bool kDecode>
+template <bool kDecode, bool kQuant>
 Status start_for_dim(const AttentionCudaParams& p, CudaStream stream) {
   const int dim = p.a.head_dim > p.a.v_head_dim ? p.a.head_dim : p.a.v_head_dim;
-  if (dim <= 64) return start<64, kDecode>(p, stream);
-  if (dim <= 96) return start<96, kDecode>(p, stream);
-  if (dim <= 128) return start<128, kDecode>(p, stream);
-  if (dim <= 192) return start<192, kDecode>(p, stream);
-  if (dim <= 256) return start<256, kDecode>(p, stream);
+  if (dim <= 64) return start<64, kDecode, kQuant>(p, stream);
+  if (dim <= 96) return start<96, kDecode, kQuant>(p, stream);
+  if (dim <= 128) return start<128, kDecode, kQuant>(p, stream);
+  if (dim <= 192) return start<192, kDecode, kQuant>(p, stream);
+  if (dim <= 256) return start<256, kDecode, kQuant>(p, stream);
   return Status::kNoKernel;
 }
 
@@ -77,7 +77,11 @@ Status attention_cuda(const AttentionCudaParams& p, CudaStream stream) {
     return cudaMemsetAsync(a.out, 0, bytes, stream) == cudaSuccess ? Status::kOk
                                                                    : Status::kDeviceError;
   }
-  return p.tile_rows == 16 ? start_for_dim<true>(p, stream) : start_for_dim<false>(p, stream);
+  const bool decode = p.tile_rows == 16;
+  if (a.k_quant.bits) {
+    return decode ? start_for_dim<true, true>(p, stream) : start_for_dim<false, true>(p, stream);
+  }
+  return decode ? start_for_dim<true, false>(p, stream) : start_for_dim<false, false>(p, stream);
 }
 
 }  // namespace exl3

@@ -9,12 +9,15 @@ constexpr int kAttentionThreads = kAttentionWarps * kWarp;
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Decode: 16 rows, each warp takes its own 16 keys of a tile of 64. Else 64 rows, 16 a warp.
-template <int D, bool kDecode>
+// A quantised cache has one stage: its tiles are decoded, not copied, and other blocks work while
+// one waits for memory.
+template <int D, bool kDecode, bool kQuant>
 struct AttentionShape {
   static constexpr int kRows = kDecode ? 16 : 64;
   static constexpr int kWarpKeys = kDecode ? kTileKeys / kAttentionWarps : kTileKeys;
+  static constexpr int kBlocks = kQuant && kDecode && D <= 128 ? 4 : 0;  // on a processor; 0: any
   static constexpr int kStride = D + 8;  // halves; rows of a matrix fall into different banks
-  static constexpr int kStages = D <= 128 ? 2 : 1;
+  static constexpr int kStages = D <= 128 && !kQuant ? 2 : 1;
   static constexpr int kTile = kTileKeys * kStride;  // halves of K or V of one stage
   static constexpr int kParts = kDecode ? kAttentionWarps : 1;
   static constexpr int kTilesBytes = kStages * 2 * kTile * 2;
@@ -42,6 +45,47 @@ static __device__ __forceinline__ void load_queries(__half* to, const Attention<
   }
 }
 
+// The same, rotated for a quantised cache: a warp takes one block of one row at a time.
+template <int D, int kRows, int kStride, class T>
+static __device__ __forceinline__ void load_turned_queries(__half* to, const Attention<void>& a,
+                                                           const Tile& t, int kv_head) {
+  constexpr int kBlocks = D / kQuantBlock;
+  const T* q = static_cast<const T*>(a.q);
+  const int lane = threadIdx.x % kWarp, blocks = quant_blocks(a.head_dim);
+  for (int i = threadIdx.x / kWarp; i < kRows * kBlocks; i += kAttentionWarps) {
+    const int r = i / kBlocks, block = i % kBlocks, column = block * kQuantBlock + lane;
+    float v = 0.0f;
+    if (r < t.rows && column < a.head_dim) {
+      v = to_float<T>(q[row_offset(a, t, kv_head, r, a.q_stride, a.head_dim) + column]);
+    }
+    v = rotate_lanes(v, block < blocks ? quant_block_size(a.head_dim, block) : kQuantBlock);
+    to[r * kStride + block * kQuantBlock + decoded_place(lane)] = __float2half_rn(v);
+  }
+}
+
+// One tile of a quantised K or V, decoded; keys outside [begin, end) become zero and are not read.
+template <int D, int kStride>
+static __device__ __forceinline__ void decode_keys(__half* to, const QuantRows& from, int64_t page,
+                                                   int kv_heads, int kv_head, int dim, int key0,
+                                                   int begin, int end) {
+  constexpr int kBlocks = D / kQuantBlock;
+  const int blocks = quant_blocks(dim);
+  const int64_t row0 = (page * kPageSize + key0 % kPageSize) * kv_heads + kv_head;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < kTileKeys * kBlocks; i += kAttentionThreads) {
+    const int key = i / kBlocks, block = i % kBlocks;
+    __half* own = to + key * kStride + block * kQuantBlock;
+    if (block < blocks && key0 + key >= begin && key0 + key < end) {
+      const int64_t at = (row0 + static_cast<int64_t>(key) * kv_heads) * blocks + block;
+      const __half scale = __ushort_as_half(from.scales[at]);
+      decode_block(from.words + at * from.bits, from.bits, scale, own);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) reinterpret_cast<uint4*>(own)[j] = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
 // Starts the copy of one tile of K or V; keys outside [begin, end) become zero and are not read.
 template <int D, int kStride>
 static __device__ __forceinline__ void load_keys(__half* to, const half_bits* cache, int64_t page,
@@ -59,9 +103,9 @@ static __device__ __forceinline__ void load_keys(__half* to, const half_bits* ca
 }
 
 // Running softmax of the 16 rows of a warp; a lane holds rows lane / 4 and lane / 4 + 8.
-template <int D, bool kDecode>
+template <int D, bool kDecode, bool kQuant>
 struct WarpState {
-  using Shape = AttentionShape<D, kDecode>;
+  using Shape = AttentionShape<D, kDecode, kQuant>;
   static constexpr int kTilesN = Shape::kWarpKeys / 8;
   float out[D / 8][4];
   float top[2], sum[2];
@@ -190,10 +234,11 @@ struct WarpState {
   }
 };
 
-template <int D, bool kDecode>
-__global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionCudaParams p) {
+template <int D, bool kDecode, bool kQuant>
+__global__ void __launch_bounds__(kAttentionThreads, AttentionShape<D, kDecode, kQuant>::kBlocks)
+    attention_kernel(AttentionCudaParams p) {
 #if __CUDA_ARCH__ >= 800
-  using Shape = AttentionShape<D, kDecode>;
+  using Shape = AttentionShape<D, kDecode, kQuant>;
   extern __shared__ __align__(16) __half room[];
   __half* q = room;
   __half* tiles = room + Shape::kRows * Shape::kStride;
@@ -218,6 +263,13 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionC
     if (!known(key0)) return;
     __half* to = tiles + (key0 - begin) / kTileKeys % Shape::kStages * 2 * Shape::kTile;
     const int64_t page = pages[key0 / kPageSize];
+    if constexpr (kQuant) {
+      decode_keys<D, Shape::kStride>(to, a.k_quant, page, a.kv_heads, kv_head, a.head_dim, key0,
+                                     t.begin, end);
+      decode_keys<D, Shape::kStride>(to + Shape::kTile, a.v_quant, page, a.kv_heads, kv_head,
+                                     a.v_head_dim, key0, t.begin, end);
+      return;
+    }
     load_keys<D, Shape::kStride>(to, a.k_cache, page, a.kv_heads, kv_head, a.head_dim, key0,
                                  t.begin, end);
     load_keys<D, Shape::kStride>(to + Shape::kTile, a.v_cache, page, a.kv_heads, kv_head,
@@ -225,13 +277,20 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionC
   };
   if (begin < end) load(begin);
   copies_commit();
+  const auto queries = [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (kQuant)
+      load_turned_queries<D, Shape::kRows, Shape::kStride, T>(q, a, t, kv_head);
+    else
+      load_queries<D, Shape::kRows, Shape::kStride, T>(q, a, t, kv_head);
+  };
   if (p.dtype == DType::kFloat16)
-    load_queries<D, Shape::kRows, Shape::kStride, __half>(q, a, t, kv_head);
+    queries(__half());
   else
-    load_queries<D, Shape::kRows, Shape::kStride, float>(q, a, t, kv_head);
+    queries(0.0f);
   const int warp = threadIdx.x / kWarp;
   const int warp_row = kDecode ? 0 : warp * 16, warp_key = kDecode ? warp * Shape::kWarpKeys : 0;
-  WarpState<D, kDecode> state;
+  WarpState<D, kDecode, kQuant> state;
   state.start(a, t, warp_row, end);
   for (int key0 = begin; key0 < end; key0 += kTileKeys) {
     if (Shape::kStages == 2 && key0 + kTileKeys < end) load(key0 + kTileKeys);
@@ -241,7 +300,7 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionC
     if (known(key0)) {
       const __half* k = tiles + (key0 - begin) / kTileKeys % Shape::kStages * 2 * Shape::kTile +
                         warp_key * Shape::kStride;
-      float s[WarpState<D, kDecode>::kTilesN][4];
+      float s[WarpState<D, kDecode, kQuant>::kTilesN][4];
       state.scores(s, q + warp_row * Shape::kStride, k, a, key0 + warp_key);
       state.weigh(s);
       state.add_values(s, k + Shape::kTile);
@@ -258,10 +317,10 @@ __global__ void __launch_bounds__(kAttentionThreads) attention_kernel(AttentionC
   __syncthreads();
   const int64_t stride = static_cast<int64_t>(p.tile_rows) * (a.v_head_dim + 2);
   float* first = t.chunks > 1 ? p.partials + part_index * stride : nullptr;
-  write_rows(p, t, kv_head, first ? first + chunk * stride : nullptr,
-             {values, maxima, sums, Shape::kParts, Shape::kRows, D});
+  write_rows<kQuant>(p, t, kv_head, first ? first + chunk * stride : nullptr,
+                     {values, maxima, sums, Shape::kParts, Shape::kRows, D});
   if (!first || !is_last_chunk(p.counters + index * a.kv_heads + kv_head, t.chunks)) return;
-  merge_chunks(p, t, kv_head, first, values);
+  merge_chunks<kQuant>(p, t, kv_head, first, values);
 #endif
 }
 

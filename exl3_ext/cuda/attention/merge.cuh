@@ -2,6 +2,7 @@
 #pragma once
 #include "cuda/attention/problem.cuh"
 #include "cuda/attention/tiles.cuh"
+#include "cuda/cache/kv_quant.cuh"
 
 namespace exl3::cuda {
 
@@ -20,6 +21,23 @@ static __device__ __forceinline__ float part_weight(float maximum, float total) 
   return maximum == -INFINITY ? (total == -INFINITY ? 1.0f : 0.0f) : exp2_fast(maximum - total);
 }
 
+// Values of a quantised cache come out rotated, and permuted in shared memory (`decoded_place`). A
+// warp takes whole blocks of columns then, the last one filled up, so that it can turn them back.
+template <bool kQuant>
+static __device__ __forceinline__ int padded_columns(int dim) {
+  return kQuant ? quant_blocks(dim) * kQuantBlock : dim;
+}
+template <bool kQuant>
+static __device__ __forceinline__ int place_of_column(int column) {
+  const int t = column % kQuantBlock;
+  return kQuant ? column - t + decoded_place(t) : column;
+}
+template <bool kQuant>
+static __device__ __forceinline__ float turned_back(float value, int column, int dim) {
+  if (!kQuant) return value;
+  return rotate_lanes(column < dim ? value : 0.0f, quant_block_size(dim, column / kQuantBlock));
+}
+
 // Parts of one row in shared memory: value (part, row, column), maximum and sum (part, row).
 struct SharedParts {
   const float *values, *maxima, *sums;
@@ -27,25 +45,28 @@ struct SharedParts {
 };
 
 // Writes the tile's rows: to the output if it is the only chunk, else to its place in `partials`.
+template <bool kQuant>
 static __device__ __forceinline__ void write_rows(const AttentionCudaParams& p, const Tile& t,
                                                   int kv_head, float* partial,
                                                   const SharedParts& s) {
-  const int v_dim = p.a.v_head_dim;
-  for (int i = threadIdx.x; i < t.rows * v_dim; i += blockDim.x) {
-    const int r = i / v_dim, column = i % v_dim;
+  const int v_dim = p.a.v_head_dim, width = padded_columns<kQuant>(v_dim);
+  for (int i = threadIdx.x; i < t.rows * width; i += blockDim.x) {
+    const int r = i / width, column = i % width, place = place_of_column<kQuant>(column);
     float top = -INFINITY, sum = 0.0f, value = 0.0f;
     for (int w = 0; w < s.parts; ++w) top = fmaxf(top, s.maxima[w * s.rows + r]);
     for (int w = 0; w < s.parts; ++w) {
       const float weight = part_weight(s.maxima[w * s.rows + r], top);
       sum = fmaf(weight, s.sums[w * s.rows + r], sum);
-      value = fmaf(weight, s.values[(w * s.rows + r) * s.dim + column], value);
+      value = fmaf(weight, s.values[(w * s.rows + r) * s.dim + place], value);
     }
     if (!partial) {
       const int64_t at = row_offset(p.a, t, kv_head, r, int64_t{p.a.q_heads} * v_dim, v_dim);
-      put_output(p, at + column, sum == 0.0f ? 0.0f : value / sum);
+      value = turned_back<kQuant>(sum == 0.0f ? 0.0f : value / sum, column, v_dim);
+      if (column < v_dim) put_output(p, at + column, value);
       continue;
     }
-    partial[i] = value;
+    if (column >= v_dim) continue;
+    partial[kQuant ? r * v_dim + column : i] = value;
     if (column == 0) {
       partial[p.tile_rows * v_dim + r] = top;
       partial[p.tile_rows * (v_dim + 1) + r] = sum;
@@ -67,6 +88,7 @@ static __device__ __forceinline__ bool is_last_chunk(unsigned* counter, int chun
 }
 
 // Sums all chunks in order. `weights` has room for kMostChunks * tile_rows floats.
+template <bool kQuant>
 static __device__ __forceinline__ void merge_chunks(const AttentionCudaParams& p, const Tile& t,
                                                     int kv_head, const float* first,
                                                     float* weights) {
@@ -86,15 +108,18 @@ static __device__ __forceinline__ void merge_chunks(const AttentionCudaParams& p
     weights[r * kMostChunks + lane] = total == 0.0f ? 0.0f : weight / total;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < t.rows * v_dim; i += blockDim.x) {
-    const int r = i / v_dim;
+  const int width = padded_columns<kQuant>(v_dim);
+  for (int i = threadIdx.x; i < t.rows * width; i += blockDim.x) {
+    const int r = i / width, column = i % width;
+    const float* part = first + (kQuant ? r * v_dim + (column < v_dim ? column : 0) : i);
     float value = 0.0f;
 #pragma unroll 8
     for (int c = 0; c < chunks; ++c) {
-      value = fmaf(weights[r * kMostChunks + c], __ldcg(first + c * stride + i), value);
+      value = fmaf(weights[r * kMostChunks + c], __ldcg(part + c * stride), value);
     }
     const int64_t at = row_offset(p.a, t, kv_head, r, int64_t{p.a.q_heads} * v_dim, v_dim);
-    put_output(p, at + i % v_dim, value);
+    value = turned_back<kQuant>(value, column, v_dim);
+    if (column < v_dim) put_output(p, at + column, value);
   }
 }
 

@@ -4,7 +4,7 @@
 // bytes in prefill.
 #include <cuda_runtime.h>
 
-#include "cuda/common/vector.cuh"
+#include "cuda/cache/kv_quant.cuh"
 #include "exl3/rope.h"
 
 namespace exl3 {
@@ -116,6 +116,10 @@ __global__ void __launch_bounds__(kWarps* kWarp) append_kernel(RopeAppend<T> p) 
   if (v_head >= 0) {
     if (!stored) return;
     x += static_cast<int64_t>(p.q_heads + p.kv_heads) * p.head_dim + v_head * p.v_head_dim;
+    if (p.v_quant.bits) {
+      quantise_head(x, p.v_head_dim, p.v_quant, slot * p.kv_heads + v_head);
+      return;
+    }
     __half* to = reinterpret_cast<__half*>(p.v_cache) +
                  (slot * p.kv_heads + v_head) * static_cast<int64_t>(p.v_head_dim);
     if (p.v_head_dim % 2 == 0 && reinterpret_cast<uintptr_t>(x) % (2 * sizeof(V)) == 0) {
@@ -132,9 +136,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) append_kernel(RopeAppend<T> p) 
   h.x = x + static_cast<int64_t>(head) * p.head_dim;
   h.norm = head < p.q_heads ? p.q_norm : p.k_norm;
   h.table = p.table + row * p.rot;
-  h.cache = stored ? reinterpret_cast<__half*>(p.k_cache) +
-                         (slot * p.kv_heads + head - p.q_heads) * static_cast<int64_t>(p.head_dim)
-                   : nullptr;
+  const int64_t k_row = slot * p.kv_heads + head - p.q_heads;
+  h.cache = stored && !p.k_quant.bits ? reinterpret_cast<__half*>(p.k_cache) + k_row * p.head_dim
+                                      : nullptr;
   h.scale = 1.0f;
   h.norm_offset = p.norm_offset;
   if (h.norm) {
@@ -146,6 +150,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) append_kernel(RopeAppend<T> p) 
     h.scale = 1.0f / sqrtf(sum_of_warp(sum) / static_cast<float>(p.head_dim) + p.eps);
   }
   h.turn(lane, p.head_dim, p.rot, p.interleaved);
+  if (!stored || !p.k_quant.bits) return;
+  __syncwarp();  // what other lanes turned is read now
+  quantise_head(h.x, p.head_dim, p.k_quant, k_row);
 }
 
 }  // namespace
