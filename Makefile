@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check -q
 
-.PHONY: setup build demo test test-slow bench lint format clean
+.PHONY: setup build demo test test-slow soak bench lint format clean
 
 # The pinned torch is the CPU build; the package itself accepts any torch >= 2.10. No build
 # isolation: an isolated build would fetch a second torch.
@@ -28,6 +28,10 @@ test: build
 
 test-slow: build
 	$(PY) -m pytest -m slow
+
+# 64 requests at once for five minutes, on the demo's model: SOAK="--model DIR --seconds N".
+soak: build
+	$(PY) -m tests.soak $(SOAK)
 
 bench: build
 	$(PY) -m tests.bench

@@ -314,11 +314,14 @@ class Generator(Watched):
         tokens = draw_together(jobs, drafts, logits)
         row = 0
         for job, draft in zip(jobs, drafts, strict=True):
-            last = self._take(job, draft, logits, row, tokens, events)
-            row += 1 + len(draft)
-            if job.is_finished:
-                self._end(job, last, events)
+            place, row = row, row + 1 + len(draft)
+            if job.is_finished:  # the sampler or filter of another has cancelled it
                 continue
+            last = self._take(job, draft, logits, place, tokens, events)
+            if job.is_finished:
+                if last["eos"]:
+                    self._end(job, last, events)
+                continue  # else its own sampler or filter has cancelled it
             events.append(last)
             if job.must_requeue():
                 self._requeue(job, last)

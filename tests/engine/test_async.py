@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 
 import pytest
 import torch
 
-from exl3.errors import CacheFullError
+from exl3.errors import CacheFullError, ConfigError, OutOfMemory
 from exl3.generator import AsyncGenerator, AsyncJob
+from exl3.generator.event_queue import MAX_UNREAD
 from exl3.generator.sampler import ArgmaxSampler
 from tests.engine.fake import FakeCache, FakeModel
 from tests.engine.reference import run_alone
@@ -147,3 +150,169 @@ def test_forced_output() -> None:
         assert tokens(await collect(job))[:2] == [100, 101]
 
     run(body)
+
+
+def test_an_abandoned_queue_stays_small_and_loses_nothing() -> None:
+    async def body(generator: AsyncGenerator) -> None:
+        lazy = start(generator, max_new_tokens=1700, return_probs=True, return_top_tokens=2)
+        while not lazy.job.is_finished:
+            await asyncio.sleep(0.001)
+        assert lazy.queue.qsize() <= MAX_UNREAD + 8
+        events = await collect(lazy)
+        want = run_alone(generator.generator.model, prompt(20), 1700, sampler=ArgmaxSampler())
+        assert (tokens(events), text(events), events[-1]["eos_reason"]) == want
+        shapes = [tuple(e["top_k_probs"].shape[1:]) for e in events if "top_k_probs" in e]
+        assert sum(n for n, _ in shapes) == 1700 and {k for _, k in shapes} == {2}
+        assert sum(e["token_probs"].numel() for e in events if "token_probs" in e) == 1700
+        assert lazy.queue.unread_bytes == 0
+
+    run(body)
+
+
+def test_unread_logits_do_not_fill_the_memory(monkeypatch) -> None:
+    monkeypatch.setattr("exl3.generator.event_queue.MAX_UNREAD_BYTES", 40 * 4 * 384)
+
+    async def body(generator: AsyncGenerator) -> None:
+        lazy = start(generator, max_new_tokens=900, return_logits=True)
+        other = start(generator, 33, max_new_tokens=100)
+        assert (await collect(other))[-1]["eos"] and lazy.job.is_finished
+        assert lazy.job not in generator.jobs and lazy.job.new_tokens < 60
+        events = []
+        with pytest.raises(OutOfMemory, match="unread"):
+            async for event in lazy:
+                events.append(event)
+        assert len(tokens(events)) >= 40
+        assert await collect(lazy) == []  # over; asking again does not hang
+        await lazy.cancel()
+
+    run(body)
+
+
+def test_cancel_drops_what_was_not_read() -> None:
+    async def body(generator: AsyncGenerator) -> None:
+        job = start(generator, max_new_tokens=30)
+        while not job.job.is_finished:
+            await asyncio.sleep(0.001)
+        await job.cancel()
+        assert job.queue.empty() and await collect(job) == []
+        running = start(generator, max_new_tokens=900)
+        while running.queue.qsize() < 20:
+            await asyncio.sleep(0.001)
+        await running.cancel()
+        await running.cancel()
+        assert await collect(running) == [] and running.queue.unread_bytes == 0
+
+    run(body)
+
+
+def test_close_while_everything_is_going_on(tmp_path) -> None:
+    async def main() -> None:
+        model = FakeModel(letters=b"abcdef \n")
+        generator = AsyncGenerator(
+            model,
+            FakeCache(model, 2048),
+            model.tokenizer,
+            max_batch_size=3,
+            cpu_cache_size=1 << 14,
+            disk_cache_dir=tmp_path,
+        )
+        jobs = [start(generator, 300 + i, max_new_tokens=400) for i in range(6)]
+        tasks = [asyncio.create_task(collect(job)) for job in jobs]
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(generator.close(), 5)
+        await asyncio.wait_for(generator.close(), 5)
+        for events in await asyncio.wait_for(asyncio.gather(*tasks), 2):
+            assert not any(e["eos"] for e in events)
+        for job in jobs:
+            await job.cancel()
+        assert generator.generator.pagetable.num_free == 8
+        with pytest.raises(ConfigError, match="closed"):
+            start(generator)
+
+    asyncio.run(main())
+
+
+def test_an_engine_failure_comes_after_the_events_before_it() -> None:
+    async def main() -> None:
+        model = FakeModel(letters=b"abcdef \n")
+        generator = AsyncGenerator(model, FakeCache(model, 2048), model.tokenizer)
+        running = start(generator, max_new_tokens=500)
+        await running.queue.get()
+        done = start(generator, 1, max_new_tokens=0)
+        model.fail_next = RuntimeError("device lost")
+        assert (await collect(done))[-1]["eos_reason"] == "max_new_tokens"
+        with pytest.raises(RuntimeError, match="device lost"):
+            await collect(running)
+        assert not generator.is_stuck(0)  # it has failed; that is another thing
+        await generator.close()
+
+    asyncio.run(main())
+
+
+def test_idle_takes_no_time(tmp_path) -> None:
+    async def main() -> None:
+        model = FakeModel(letters=b"abcdef \n")
+        generator = AsyncGenerator(
+            model,
+            FakeCache(model, 4096),
+            model.tokenizer,
+            cpu_cache_size=1 << 14,
+            disk_cache_dir=tmp_path,
+        )
+        await collect(start(generator, 3000))
+        await asyncio.sleep(0.3)  # pages are written meanwhile
+        assert len(generator.generator.disk_page_cache) == 11
+        used, steps = time.process_time(), generator.generator.heartbeat().steps
+        await asyncio.sleep(0.7)
+        assert time.process_time() - used < 0.007
+        assert generator.generator.heartbeat().steps == steps and not generator.is_stuck(0.1)
+        await generator.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_consumers(seed: int, tmp_path) -> None:
+    rng = random.Random(seed)
+
+    async def client(generator: AsyncGenerator) -> None:
+        for _ in range(4):
+            length, limit = rng.choice((5, 256, 300, 700)), rng.choice((1, 30, 200))
+            job = start(
+                generator, length, max_new_tokens=limit, max_rq_tokens=rng.choice((None, 8))
+            )
+            kind = rng.choice(("read", "read", "cancel", "leave", "late"))
+            if kind == "late":
+                await asyncio.sleep(0.02)
+            leave, events = rng.randrange(40), []
+            if kind == "cancel":
+                await asyncio.sleep(rng.choice((0, 0.005)))
+                await job.cancel()
+            async for event in job:
+                events.append(event)
+                if kind == "leave" and len(events) > leave:
+                    await job.cancel()
+            want = run_alone(
+                generator.generator.model, prompt(length), limit, sampler=ArgmaxSampler()
+            )
+            said = tokens(events)
+            assert said == want[0][: len(said)]
+            assert kind in ("cancel", "leave") or said == want[0]
+
+    async def main() -> None:
+        model = FakeModel(letters=b"abcdef \n")
+        generator = AsyncGenerator(
+            model,
+            FakeCache(model, 6 * 256),
+            model.tokenizer,
+            max_batch_size=4,
+            cpu_cache_size=1 << 13,
+            disk_cache_dir=tmp_path,
+        )
+        clients = (client(generator) for _ in range(8))
+        await asyncio.wait_for(asyncio.gather(*clients), 60)
+        generator.generator.check_integrity()
+        assert generator.generator.pagetable.num_free == 6 and not generator.jobs
+        await generator.close()
+
+    asyncio.run(main())

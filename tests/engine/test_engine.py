@@ -161,6 +161,38 @@ def test_a_prompt_that_the_model_refuses_ends_its_job_only(make) -> None:
     assert len(tokens(mine)) >= 18
 
 
+class Canceller(SS_Base):
+    """Cancels jobs at its third token, then draws the argmax."""
+
+    def __init__(self) -> None:
+        self.generator, self.victims, self.calls = None, [], 0
+
+    def apply(self, row) -> None:
+        self.calls += 1
+        if self.calls == 3:
+            for victim in self.victims:
+                self.generator.cancel(victim)
+        row.draw(int(row.logits.argmax()))
+
+    def is_final(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sampler_may_cancel_jobs(make, own: bool) -> None:
+    generator = make(8)
+    jobs = [job(prompt(40, i), sampler=CustomSampler([Canceller()])) for i in range(3)]
+    step = jobs[1].sampler.steps[0]
+    step.generator, step.victims = generator, [jobs[0], jobs[2], *([jobs[1]] * own)]
+    events = drain(generator, *jobs)
+    assert all(item.is_finished for item in jobs)
+    # The first had its third token before, the last did not.
+    counts = [sum(e["stage"] == "streaming" for e in events[item]) for item in jobs]
+    assert counts == [3, 2 if own else 10, 2]
+    assert [any(e["eos"] for e in events[item]) for item in jobs] == [False, not own, False]
+    assert generator.pagetable.num_free == 8
+
+
 # Life signs
 
 
