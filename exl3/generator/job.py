@@ -16,6 +16,7 @@ from ..model.adapters import Chosen, adapter_key
 from ..sampling import CustomSampler
 from ..sampling.device import fits_device
 from ..sampling.state import IdRow
+from .automaton import automaton
 from .events import Event, event, streaming
 from .filter import Filter
 from .filter.ahead import MasksAhead
@@ -26,7 +27,7 @@ from .pages import PageTable, root_key
 from .reports import Rows, report
 from .sequence import Sequence
 from .setup import choose_adapters
-from .stops import LoopDetector, Matcher, fold, split_conditions
+from .stops import LoopDetector, split_conditions
 from .stream import Outcome, StreamRules, TextStream, Token
 from .text import make_decoder
 from .timing import Timing
@@ -201,8 +202,7 @@ class Job:
         self._stop_tokens = sorted(tokens)
         rules = StreamRules(
             frozenset(tokens),
-            Matcher(strings),
-            Matcher(fold(text) for text in self._banned_strings),
+            automaton(frozenset(strings), frozenset(self._banned_strings)),
             self._stop_on_loop,  # type: ignore[arg-type]
         )
         special = self.options.decode_special_tokens

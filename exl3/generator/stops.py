@@ -1,51 +1,13 @@
-"""Finding stop strings, banned strings and loops."""
+"""What a user gave as stop conditions; finding loops."""
 
 from __future__ import annotations
 
 import numbers
-import re
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError
-
-
-def fold(text: str) -> str:
-    """Lower case, one character for one character."""
-    if text.isascii():
-        return text.lower()
-    return "".join(low if len(low := char.lower()) == 1 else char for char in text)
-
-
-class Matcher:
-    """A set of strings, looked for in a growing text. Empty strings are ignored."""
-
-    def __init__(self, strings: Iterable[str]) -> None:
-        # Longest first: the pattern takes the first that fits at the earliest place.
-        self.strings = sorted({s for s in strings if s}, key=lambda s: (-len(s), s))
-        self.longest = len(self.strings[0]) if self.strings else 0
-        self._find = re.compile("|".join(re.escape(s) for s in self.strings))
-
-    def __bool__(self) -> bool:
-        return bool(self.strings)
-
-    def find(self, text: str) -> tuple[int, str] | None:
-        """(place, string) of the earliest complete match; the longest among equals."""
-        found = self._find.search(text) if self.strings else None
-        return None if found is None else (found.start(), found.group())
-
-    def open_at_end(self, text: str) -> bool:
-        """Whether the text ends in the start of a string."""
-        for string in self.strings:
-            tail = text[-(len(string) - 1) :] if len(string) > 1 else ""
-            at = tail.find(string[0])
-            while at >= 0:
-                if string.startswith(tail[at:]):
-                    return True
-                at = tail.find(string[0], at + 1)
-        return False
 
 
 class LoopDetector:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from .stops import LoopDetector, Matcher, fold
+from .automaton import Automaton, Scan
+from .stops import LoopDetector
 
 
 class Decoder(Protocol):
@@ -56,8 +57,7 @@ class StreamRules:
     """What ends or holds back the text of a job."""
 
     stop_tokens: frozenset[int]
-    stop_strings: Matcher
-    banned_strings: Matcher
+    strings: Automaton
     loop: tuple[int, int] | None = None
 
 
@@ -88,6 +88,7 @@ class TextStream:
         self._tokens: list[int] = []  # all of them: to start again after a rewind
         self._text = ""  # of the held tokens
         self._stuck = 0  # tokens in a row that ended inside a character
+        self._scan = Scan(rules.strings)
         self._loop = LoopDetector(*rules.loop) if rules.loop else None
 
     def push(self, token: Token, *, limit: bool, filter_done: bool) -> Outcome:
@@ -102,25 +103,20 @@ class TextStream:
             return self._end_on_token(token)
         self._add(token)
         looped = self._loop is not None and self._loop.push(token.id)
-        inside = token.open
-        if rules.banned_strings and not inside:
-            banned = rules.banned_strings.find(fold(self._text))
-            if banned is not None:
-                return self._suppress(banned[0])
+        found = self._scan.first
+        if found is not None and found.banned:
+            return self._suppress(found.start)
         if limit:
             return self._release("max_new_tokens", flush=True)
         if filter_done:
             return self._release("end_filter", flush=True)
-        if inside and self._stuck <= 20 + rules.stop_strings.longest:
+        if token.open and self._stuck <= 20 + rules.strings.longest_stop:
             return Outcome()
-        if rules.banned_strings and rules.banned_strings.open_at_end(fold(self._text)):
+        open_stop, open_banned = self._scan.open_at_end(self._text)
+        if found is not None and (open_banned is None or open_banned >= found.start):
+            return self._end_on_string(found.start, found.string)
+        if open_stop is not None or open_banned is not None:
             return Outcome()
-        if rules.stop_strings:
-            found = rules.stop_strings.find(self._text)
-            if found is not None:
-                return self._end_on_string(*found)
-            if rules.stop_strings.open_at_end(self._text):
-                return Outcome()
         return self._release("loop_detected" if looped else None, flush=looped)
 
     def finish(self, reason: str) -> Outcome:
@@ -136,6 +132,7 @@ class TextStream:
         token.open = self._decoder.held
         self.held.append(token)
         self._text += token.text
+        self._scan.feed(token.text, self._text)
         self._stuck = self._stuck + 1 if token.open else 0
 
     def _heal(self, text: str) -> str:
@@ -152,6 +149,7 @@ class TextStream:
         if self._text:
             self.completion.append(self._text)
         self.held, self._text, self._stuck = [], "", 0
+        self._scan.reset()
         return out
 
     def _end_on_token(self, token: Token) -> Outcome:
@@ -186,6 +184,7 @@ class TextStream:
         cut = self.held[first:]
         self.held = self.held[:first]
         self._text, gone = self._text[:start], self._text[start:]
+        self._scan.reset(self._text)
         self._restart(len(self._tokens) - len(cut))
         return Outcome(suppressed=cut, suppressed_text=gone)
 

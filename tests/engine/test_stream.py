@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from exl3.generator.stops import LoopDetector, Matcher, fold
+from exl3.generator.automaton import fold
+from exl3.generator.stops import LoopDetector
 from tests.engine.fake import FakeModel
 from tests.engine.test_generator import job, prompt, run, text, tokens
 
@@ -151,6 +152,13 @@ def test_banned_string_at_the_last_token(make) -> None:
     assert "foo" not in text(events) and len(tokens(events)) == 6
 
 
+def test_a_banned_string_before_an_open_character_at_the_limit(make) -> None:
+    pieces = FakeModel().tokenizer.bytes
+    first, middle = pieces.index(b"\xc3", 259), pieces.index(b"\xa9\xe2\x82")
+    events = say(make, [first, middle], banned_strings=["\u00e9"])
+    assert "\u00e9" not in text(events) and len(tokens(events)) == 2
+
+
 def test_banned_strings_across_a_page_end_and_a_requeue(make) -> None:
     said = letters("x" * 245 + "bad bad word")
     for step in (None, 1):
@@ -185,14 +193,6 @@ def test_token_healing(make) -> None:
     whole = b"".join(pieces[i] for i in drawn).decode()
     assert text(events) == whole[1:] == events[-1]["full_completion"]
     assert events[-1]["prompt_tokens"] == 21 and events[-1]["new_tokens"] == 6
-
-
-def test_matcher_partial_and_complete() -> None:
-    matcher = Matcher(["abab", "b", "", "abab"])
-    assert matcher.find("xaba") == (2, "b") and matcher.find("xx") is None
-    assert Matcher(["aab"]).open_at_end("aaa") and not Matcher(["aab"]).open_at_end("aabx")
-    assert not Matcher([]) and not Matcher([""]).open_at_end("a")
-    assert fold("İΣAß") == "İσaß"
 
 
 @pytest.mark.parametrize(("window", "reps"), [(8, 2), (9, 4), (3, 2), (20, 3)])
