@@ -94,6 +94,8 @@ def test_dynamic_length() -> None:
         assert length.next() >= 1
         length.update(3, 0)
     assert [length.next() for _ in range(34)] == ([0] * 15 + [2]) * 2 + [0] * 2
+    assert [length.next(ready=False) for _ in range(20)] == [0] * 20
+    assert [length.next() for _ in range(3)] == [2, 0, 0]
     length.update(2, 2)
     assert length.next() == 4
     assert DraftLength(DraftOptions(1, dynamic=True)).next() == 1

@@ -54,17 +54,24 @@ class DraftLength:
         self.ema: float | None = None  # average of accepted tokens; None before the first draft
         self._skipped = 0  # rounds in a row
 
-    def next(self) -> int:
-        """The wish for the next round; 0: no draft. To be asked once a round."""
+    def next(self, ready: bool = True) -> int:
+        """The wish for this round, to be asked in each; 0: no draft.
+
+        Args:
+            ready: there is something to propose. If not, a trial that is due waits until there is.
+        """
         options, longest = self.options, self.options.tokens
+        skipping = options.dynamic and self.ema is not None and self.ema < options.skip_ema
+        self._skipped = self._skipped + 1 if skipping else 0
+        if not ready:
+            return 0
+        if skipping:
+            if self._skipped < options.probe_interval:
+                return 0
+            self._skipped = 0
+            return min(2, longest)
         if not options.dynamic or self.ema is None:
             return longest
-        if self.ema < options.skip_ema:
-            self._skipped += 1
-            if self._skipped % options.probe_interval:
-                return 0
-            return min(2, longest)
-        self._skipped = 0
         return max(1, min(longest, math.ceil(self.ema)))
 
     def update(self, window: int, accepted: int) -> None:

@@ -51,14 +51,12 @@ class Speculation:
         drafts: list[list[int]] = [[] for _ in jobs]
         if len(jobs) >= MAX_ROWS:
             return drafts
-        ready = [
-            (i, job)
-            for i, job in enumerate(jobs)
-            if job.draft_room() > 0 and self.drafter.can_draft(job)
-        ]
-        window = max((job.draft_length.next() for _, job in ready), default=0)
-        counts = share([min(window, job.draft_room()) for _, job in ready], MAX_ROWS - len(jobs))
-        chosen = [(i, job, n) for (i, job), n in zip(ready, counts, strict=True) if n]
+        ready = [job.draft_room() > 0 and self.drafter.can_draft(job) for job in jobs]
+        wishes = [job.draft_length.next(can) for job, can in zip(jobs, ready, strict=True)]
+        window = max(wishes)
+        rooms = [job.draft_room() if can else 0 for job, can in zip(jobs, ready, strict=True)]
+        counts = share([min(window, room) for room in rooms], MAX_ROWS - len(jobs))
+        chosen = [(i, job, n) for i, (job, n) in enumerate(zip(jobs, counts, strict=True)) if n]
         if not chosen:
             return drafts
         proposed = self.drafter.propose([job for _, job, _ in chosen], [n for *_, n in chosen])
