@@ -37,6 +37,7 @@ class Chat:
         self.model, self.config, self.cache, self.tokenizer, *draft = found
         self.drafter = {"draft_model": draft[0], "draft_cache": draft[2]}
         self.generator = self.make_generator()
+        self.counted: Job | None = None  # whose reasoning has reached its budget
         for directory in args.lora or []:
             LoRA.from_directory(self.model, directory)
         mode = mode_of(args.mode or "auto", args.user_name, args.bot_name)
@@ -125,7 +126,7 @@ class Chat:
             self.show_probs(event)
             text += event.get("text", "")
             self.write(event.get("text", ""))
-            self.keep_to_budget(job, text)
+            self.keep_to_budget(job)
             last = event if event["eos"] else last
         self.write("\n")
         if last is not None:
@@ -168,6 +169,9 @@ class Chat:
                 f"{read / max(last['time_prefill'], 1e-9):.1f} tokens/s; "
                 f"answer {last['new_tokens']} tokens, {speed:.1f} tokens/s"
             )
+            right = last.get("accepted_draft_tokens", 0)
+            if drafted := right + last.get("rejected_draft_tokens", 0):
+                self.say(f" -- {right} of {drafted} drafted tokens were right")
 
     def show_probs(self, event: dict[str, Any]) -> None:
         """One line per token with the likeliest choices."""
@@ -181,12 +185,15 @@ class Chat:
             )
             self.console.print(f"[bold]{escape(repr(pieces[token]))}[/bold]  {escape(choices)}")
 
-    def keep_to_budget(self, job: Job, text: str) -> None:
+    def keep_to_budget(self, job: Job) -> None:
         """End the reasoning after so many tokens."""
         tags, budget = self.session.mode.think, self.args.think_budget
-        if not (budget and tags and self.session.think) or job.new_tokens != budget:
+        if not (budget and tags and self.session.think) or job.new_tokens < budget:
             return
-        if tags[1] not in text:
+        if job is self.counted:  # once: a step may bring several tokens
+            return
+        self.counted = job
+        if tags[1] not in job.full_completion:
             close = self.tokenizer.encode(tags[1] + "\n\n", encode_special_tokens=True)
             job.constrain_output_now(close)
 

@@ -100,6 +100,17 @@ def test_chat_one_prompt(example, capsys, tmp_path: Path) -> None:
     assert "does not fit" in capsys.readouterr().out
 
 
+def test_chat_with_drafts(example, capsys, model: Path) -> None:
+    flags = ["-prompt", "Hello", "-tps", "-temp", "0", "-dm", str(model)]
+    assert chat(example, *flags) == 0
+    assert " -- 4 of 4 drafted tokens were right" in capsys.readouterr().out
+    # The budget of reasoning tokens is passed by in the middle of a draft.
+    think = ["-think", "-think_budget", "3", "-maxr", "60", "-ndt", "3"]
+    assert chat(example, *flags, *think, mode="chatml") == 0
+    assert capsys.readouterr().out.count("</think>") == 1
+    assert chat(example, "-prompt", "Hello", "-ngram", "1", "-dds", "-dskip", "0.5") == 0
+
+
 def test_chat_with_the_models_own_template(example, capsys, model: Path) -> None:
     assert chat(example, "-prompt", "Hello", model=model, mode="auto") == 0
     assert chat(example, "-prompt", "Hello", mode="auto") == 1
