@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ..errors import ConfigError
-from ..modules.low_rank import AdapterRows, LowRank
+from ..modules.low_rank import Adapters, LowRank
 
 if TYPE_CHECKING:
     from .lora import LoRA
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Adapter:
     """The weights of one adapter; kept by whatever still runs with it."""
 
@@ -62,6 +63,11 @@ class AdapterSet:
             raise ConfigError("loras: an adapter is given twice")
         return chosen
 
+    def has(self, adapters: Chosen) -> bool:
+        """Whether all of these are loaded still."""
+        loaded = {id(lora.adapter) for lora in self.loaded}
+        return all(id(adapter) in loaded for adapter in adapters)
+
     def _one(self, item: Any) -> Adapter:
         if isinstance(item, Adapter):
             return item
@@ -97,21 +103,29 @@ class AdapterSet:
         return each if any(each) else None
 
 
-def adapter_rows(
-    each: tuple[Chosen, ...] | None, q_len: int, device: torch.device
-) -> tuple[AdapterRows, ...]:
-    """Each adapter with the rows of its sequences, of `q_len` rows each."""
-    if each is None:
-        return ()
-    sequences: dict[Adapter, list[int]] = {}
-    for index, chosen in enumerate(each):
+def adapters_of(each: tuple[Chosen, ...]) -> Chosen:
+    """Every adapter of some sequences once, in an order that does not depend on theirs."""
+    found = dict.fromkeys(adapter for chosen in each for adapter in chosen)
+    return tuple(sorted(found, key=lambda adapter: adapter.digest))
+
+
+def fill_mask(mask: np.ndarray, each: tuple[Chosen, ...], adapters: Chosen) -> None:
+    """Write which of `adapters` apply to which sequences: float32 (sequences, adapters)."""
+    column = {adapter: index for index, adapter in enumerate(adapters)}
+    mask[:] = 0
+    for row, chosen in enumerate(each):
         for adapter in chosen:
-            sequences.setdefault(adapter, []).append(index)
-    out = []
-    for adapter, indices in sequences.items():
-        rows = None
-        if len(indices) != len(each):
-            starts = torch.tensor(indices)[:, None] * q_len
-            rows = (starts + torch.arange(q_len)).reshape(-1).to(device)
-        out.append(AdapterRows(adapter.layers, rows))
-    return tuple(out)
+            mask[row, column[adapter]] = 1
+
+
+def batch_adapters(
+    each: tuple[Chosen, ...] | None, q_len: int, device: torch.device
+) -> Adapters | None:
+    """The adapters of a batch of sequences of `q_len` rows each."""
+    if each is None:
+        return None
+    adapters = adapters_of(each)
+    mask = torch.zeros(len(each), len(adapters))
+    fill_mask(mask.numpy(), each, adapters)
+    rows = mask.repeat_interleave(q_len, dim=0).to(device)
+    return Adapters(tuple(adapter.layers for adapter in adapters), rows)

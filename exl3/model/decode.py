@@ -22,8 +22,10 @@ from ..errors import UnsupportedError
 from ..modules import Batch, Linear
 from ..modules.head import wide
 from ..modules.linear import run_group
+from ..modules.low_rank import Adapters
 from ..ops.graph import Recording, capture, record
 from ..settings import settings
+from .adapters import Adapter, Chosen, adapters_of, fill_mask
 from .inputs import check_cache, page_table
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ _PLAIN_KEYS = frozenset(
         "cache",
         "cache_seqlens",
         "last_tokens_only",
-        "loras",  # a pass with adapters does not come here
+        "loras",
         "past_len",
     ]
 )
@@ -65,10 +67,12 @@ def _copied(rows: Tensor) -> Tensor:
 
 
 class _Step:
-    """Buffers and recording of one bucket on one cache."""
+    """Buffers and recording of one bucket on one cache, for some adapters."""
 
-    def __init__(self, rows: int, pages: int, device: torch.device) -> None:
+    def __init__(self, rows: int, pages: int, device: torch.device, adapters: Chosen = ()) -> None:
         self.rows = rows
+        self.loras = adapters
+        self.mask = torch.zeros(rows, len(adapters))
         words = 2 * rows + 2 * rows + rows + rows + rows * pages  # of 4 bytes
         on_cuda = device.type == "cuda"
         self._host = torch.zeros(words, dtype=torch.int32, pin_memory=on_cuda)
@@ -113,6 +117,12 @@ class _Step:
             self._device.copy_(self._host, non_blocking=True)
             self._sent.record()
 
+    def adapters(self, rows: int) -> Adapters | None:
+        """The adapters of the first rows."""
+        if not self.loras:
+            return None
+        return Adapters(tuple(lora.layers for lora in self.loras), self.mask[:rows])
+
     def batch(self, cache: Any) -> Batch:
         """The batch that reads these buffers."""
         ids, positions, seq_lens, slots, table = self._tensors
@@ -126,7 +136,11 @@ class _Step:
             seq_lens=seq_lens,
             page_table=table,
             slots=slots,
+            adapters=self.adapters(self.rows),
         )
+
+
+_StepKey = tuple[int, Chosen]  # rows and adapters
 
 
 class DecodeGraphs:
@@ -134,12 +148,23 @@ class DecodeGraphs:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._steps: weakref.WeakKeyDictionary[Any, dict[int, _Step]] = weakref.WeakKeyDictionary()
+        self._steps: weakref.WeakKeyDictionary[Any, dict[_StepKey, _Step]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._linears: list[tuple[Linear, Any]] = []  # with the weights that were recorded
         self._refused = False
 
-    def step(self, input_ids: Tensor, params: Mapping[str, Any]) -> Tensor | None:
-        """Logits (bsz, 1, V_pad) of a step that a recording serves; None: run op by op."""
+    def step(
+        self,
+        input_ids: Tensor,
+        params: Mapping[str, Any],
+        each: tuple[Chosen, ...] | None = None,
+    ) -> Tensor | None:
+        """Logits (bsz, 1, V_pad) of a step that a recording serves; None: run op by op.
+
+        Args:
+            each: adapters of each sequence.
+        """
         if input_ids.dim() != 2 or input_ids.shape[1] != 1 or not input_ids.shape[0]:
             return None
         cache = params.get("cache")
@@ -149,6 +174,9 @@ class DecodeGraphs:
             return None
         device = self.model.output_device
         if device is None or not self._wanted(device) or not self._same_weights():
+            return None
+        loras = self._loras(each, device)
+        if loras is None:
             return None
         check_cache(self.model, cache)
         n = input_ids.shape[0]
@@ -162,15 +190,30 @@ class DecodeGraphs:
         ids = input_ids.cpu().numpy()[:, 0]
         if device.type == "cuda" and not self._in_range(ids, pages, lengths, cache.num_pages):
             return None
-        step = self._step_for(cache, bucket_size(n), pages.shape[1])
+        step = self._step_for(cache, (bucket_size(n), loras), pages.shape[1])
         step.fill(ids, pages, lengths)
+        if each is not None:
+            fill_mask(step.mask.numpy(), each, loras)
         result = self._run(step, cache)
         if result is None:
             return None
         model, rows = self.model, result[:n]
         if model.head.quantized:
             return model.head.mask(_copied(rows)).unsqueeze(1)
-        return model.head.logits(rows, Batch.dense(n, 1), model.final_norm).unsqueeze(1)
+        batch = Batch.dense(n, 1)
+        batch.adapters = step.adapters(n)
+        return model.head.logits(rows, batch, model.final_norm).unsqueeze(1)
+
+    def _loras(self, each: tuple[Chosen, ...] | None, device: torch.device) -> Chosen | None:
+        """The adapters to record a step with; None: these cannot be. On CUDA the additions run op
+        by op. Few adapters are recorded by themselves, more than two with all that are loaded:
+        otherwise every mixture of requests would need a recording of its own."""
+        if each is None:
+            return ()
+        used, known = adapters_of(each), self.model.adapters
+        if device.type == "cuda" or not known.has(used):
+            return None
+        return used if len(used) <= 2 else adapters_of((known.choose(None),))
 
     @staticmethod
     def _wanted(device: torch.device) -> bool:
@@ -216,16 +259,16 @@ class DecodeGraphs:
             return x
         return run_group(wide(x), (model.head,), batch, norm=model.final_norm)
 
-    def _step_for(self, cache: Any, rows: int, width: int) -> _Step:
+    def _step_for(self, cache: Any, key: _StepKey, width: int) -> _Step:
         steps = self._steps.setdefault(cache, {})
-        step = steps.pop(rows, None)
+        step = steps.pop(key, None)
         if step is None or step.pages < width:
             device = self.model.output_device
             assert device is not None
-            step = _Step(rows, max(width, cache.num_pages), device)
+            step = _Step(key[0], max(width, cache.num_pages), device, key[1])
             if len(steps) >= _MAX_STEPS:
                 steps.pop(next(iter(steps)))
-        steps[rows] = step
+        steps[key] = step
         return step
 
     def _same_weights(self) -> bool:
@@ -255,6 +298,12 @@ class DecodeGraphs:
     def drop(self, cache: Any) -> None:
         """Forget the steps recorded with this cache."""
         self._steps.pop(cache, None)
+
+    def drop_adapter(self, adapter: Adapter | None) -> None:
+        """Forget the steps recorded with this adapter."""
+        for steps in self._steps.values():
+            for key in [key for key in steps if adapter in key[1]]:
+                del steps[key]
 
     def clear(self) -> None:
         """Forget all steps, and with them every weight they hold."""

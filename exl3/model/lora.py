@@ -115,6 +115,7 @@ class LoRA:
         model = self._model()
         if model is not None:
             model.adapters.loaded = [lora for lora in model.adapters.loaded if lora is not self]
+            model.forget_adapter(self._adapter)
         self._adapter = None
 
     def __repr__(self) -> str:
@@ -158,7 +159,7 @@ class _Fitter:
             self._check(module, layer, a, b)
             scale = lora_scaling * self.config.scale_of(module)
             found[layer.key] = LowRank(
-                F.pad(a.float().t(), (0, 0, 0, layer.in_features - a.shape[1])).contiguous(),
+                F.pad(a.float(), (0, layer.in_features - a.shape[1])).contiguous(),
                 F.pad(b.float().t() * scale, (0, layer.out_features - b.shape[0])).contiguous(),
             )
         return found, unmatched

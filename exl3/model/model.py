@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import ConfigError, UnsupportedError
 from ..modules import Attention, Batch, Block, Embedding, Head, LoadOptions, Module, RMSNorm
 from ..util.memory import trim_heap
-from .adapters import AdapterSet, Chosen, adapter_rows
+from .adapters import Adapter, AdapterSet, Chosen, batch_adapters
 from .build import DecoderBuilder
 from .config import Config
 from .decode import DecodeGraphs
@@ -179,6 +179,10 @@ class Model:
         self.cache_weakrefs = [ref for ref in self.cache_weakrefs if ref() not in (cache, None)]
         cache.free()
 
+    def forget_adapter(self, adapter: Adapter | None) -> None:
+        """Called by `LoRA`; drops the steps recorded with it."""
+        self._graphs.drop_adapter(adapter)
+
     # Running
 
     @torch.no_grad()
@@ -190,10 +194,9 @@ class Model:
             params: attention mode, cache and positions, see the interface page, section 3.2.
         """
         params = {} if params is None else params
-        if self._adapters(input_ids, params) is None:
-            logits = self._graphs.step(input_ids, params)
-            if logits is not None:
-                return logits
+        logits = self._graphs.step(input_ids, params, self._adapters(input_ids, params))
+        if logits is not None:
+            return logits
         mode = check_params(params)
         batch = self._batch(input_ids, params, mode)
         x = self._blocks(batch)
@@ -237,9 +240,8 @@ class Model:
         self._note_length(batch.q_len if batch.seq_lens is None else int(batch.seq_lens.max()))
         assert self.output_device is not None
         batch = batch.to(self.output_device)
-        batch.adapters = adapter_rows(
-            self._adapters(input_ids, params), batch.q_len, self.output_device
-        )
+        each = self._adapters(input_ids, params)
+        batch.adapters = batch_adapters(each, batch.q_len, self.output_device)
         return batch
 
     def _adapters(self, input_ids: Tensor, params: Params) -> tuple[Chosen, ...] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .low_rank import AdapterRows
+from .low_rank import Adapters
 from .rope import Rope
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Batch:
     seq_lens: Tensor | None = None
     page_table: Tensor | None = None
     slots: Tensor | None = None
-    adapters: tuple[AdapterRows, ...] = ()
+    adapters: Adapters | None = None
     fresh: bool = False  # no sequence had tokens in the cache before this pass
     _tables: dict[int, Tensor] = field(default_factory=dict)
 
@@ -86,8 +86,8 @@ class Batch:
 
     def select_adapters(self, rows: Tensor) -> None:
         """Apply the adapters to the rows int64 (n,) from now on, as rows 0 to n-1."""
-        chosen = [adapter.select(rows) for adapter in self.adapters]
-        self.adapters = tuple(adapter for adapter in chosen if adapter is not None)
+        if self.adapters is not None:
+            self.adapters = self.adapters.select(rows)
 
     @property
     def rows(self) -> int:

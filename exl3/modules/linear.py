@@ -208,7 +208,7 @@ def run_group(
         activation: with two layers (gate, up): act(gate) * up instead, (m, n).
         residual: (m, n), added to the result; not modified.
     """
-    if any(layer.key in use.layers for use in batch.adapters for layer in layers):
+    if batch.adapters is not None and batch.adapters.touch([layer.key for layer in layers]):
         return _run_adapted(x, layers, batch, norm, activation, residual)
     if can_fuse(layers, batch):
         return _run_fused(x, layers, norm, activation, residual)
@@ -248,13 +248,15 @@ def _run_adapted(
     """`run_group` with what the batch's adapters add before activation and residual."""
     h = x if norm is None else norm.forward(x)
     if can_fuse(layers, batch):
-        y = _run_fused(x, layers, norm, None, None)
+        early, residual = (residual, None) if activation is None else (None, residual)
+        y = _run_fused(x, layers, norm, None, early)
     else:
         y = _run_plain(h, layers, batch)
     starts, start = [], 0
     for layer in layers:
         starts.append((layer.key, start))
         start += layer.out_features
+    assert batch.adapters is not None
     return _finish(add_low_rank_(y, h, starts, batch.adapters), activation, residual)
 
 

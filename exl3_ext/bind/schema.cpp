@@ -55,6 +55,9 @@ STABLE_TORCH_LIBRARY(exl3, m) {
   m.def("gemm_large(Tensor x, Tensor planes, int codebook) -> Tensor");
 
   // Linear
+  m.def(
+      "low_rank_add_(Tensor(a!) y, Tensor x, Tensor[] a, Tensor[] b, int[] starts, int[] owners, "
+      "Tensor mask) -> ()");
   m.def("advise_huge_pages(Tensor x) -> ()");
   m.def("linear_select(int isa, int codebook, int bits, int m) -> (int, int)");
   m.def(

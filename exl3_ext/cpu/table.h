@@ -18,6 +18,9 @@ struct LinearPlan;
 struct LinearStrips;
 struct LinearWeightPlan;
 struct RopeTableParams;
+struct LowRankBlock;
+struct LowRankInner;
+struct LowRankParams;
 struct AttentionTask;
 struct AttentionMerge;
 
@@ -81,6 +84,10 @@ struct KernelTable {
   // Elements [begin, end) of the result, counted row by row.
   void (*gated_activation_span)(const GatedActivationParams& p, int64_t begin,
                                 int64_t end) = nullptr;
+
+  // Inner products of some rows and ranks; one block of columns of some rows.
+  void (*low_rank_inner)(const LowRankParams& p, const LowRankInner& t) = nullptr;
+  void (*low_rank_block)(const LowRankParams& p, const LowRankBlock& b) = nullptr;
 
   // One task of attention; `scratch` is attention_scratch(p) floats, aligned to 64 bytes.
   void (*attention_task)(const AttentionParams& p, const AttentionTask& t, float* partial,

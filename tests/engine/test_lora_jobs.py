@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exl3 import ArgmaxSampler, Cache, Config, Generator, Job, Model, Tokenizer
+from exl3 import ArgmaxSampler, Cache, CacheLayer_quant, Config, Generator, Job, Model, Tokenizer
 from exl3.errors import ConfigError, UnsupportedError
 from exl3.generator.pages import ROOT, root_key
 from exl3.model.lora import LoRA
@@ -110,6 +110,43 @@ def test_unloaded_while_it_runs(loaded) -> None:
     with pytest.raises(ConfigError, match="not loaded"):
         generator.enqueue(job(loras=[loras["a"]]))
     assert not generator.num_remaining_jobs()
+
+
+def test_drafted_equals_undrafted(loaded) -> None:
+    """Each row of a verified draft has the adapters of its job."""
+    generator, loras = loaded
+    model, tokenizer = generator.model, generator.tokenizer
+
+    def tokens_of(**options) -> list[list[int]]:
+        cache = Cache(model, 16 * 256)
+        jobs = [
+            Job(
+                torch.tensor([[5, 6, 7, 8] * 6]),
+                max_new_tokens=40,
+                sampler=ArgmaxSampler(),
+                loras=[loras[name] for name in names],
+            )
+            for names in EVERY
+        ]
+        events = run(Generator(model, cache, tokenizer, **options), *jobs)
+        assert all("error" not in out[-1] for out in events.values())
+        if options:
+            assert any(item.accepted_draft_tokens for item in jobs)
+        return [tokens(events[item]) for item in jobs]
+
+    plain = tokens_of()
+    assert len({tuple(row) for row in plain}) == 4
+    assert tokens_of(ngram_match_min=1, num_draft_tokens=3) == plain
+
+
+def test_on_a_quantised_cache(loaded) -> None:
+    generator, loras = loaded
+    cache = Cache(generator.model, 16 * 256, layer_type=CacheLayer_quant, k_bits=8, v_bits=8)
+    jobs = [job(loras=[loras[name] for name in names]) for names in EVERY]
+    events = run(Generator(generator.model, cache, generator.tokenizer), *jobs)
+    for item, names in zip(jobs, EVERY, strict=True):
+        want = reference(generator.model, item, events[item], [loras[name] for name in names])
+        assert float((logits(events[item]) - want).abs().max()) < 0.2
 
 
 def test_first_page_depends_on_adapters() -> None:

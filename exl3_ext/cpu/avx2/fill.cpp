@@ -4,6 +4,7 @@
 #include "cpu/avx2/linear.h"
 #include "cpu/avx2/rows.h"
 #include "cpu/avx2/trellis.h"
+#include "cpu/low_rank.h"
 #include "cpu/table.h"
 
 namespace exl3 {
@@ -17,6 +18,8 @@ void fill_avx2(KernelTable& t) {
   avx2::fill_attention(t);
   t.gemm_large_inputs = avx2::gemm_large_inputs;
   t.gemm_large_strips = avx2::gemm_large_strips;
+  t.low_rank_inner = avx2::low_rank_inner;
+  t.low_rank_block = avx2::low_rank_block;
 }
 
 }  // namespace exl3

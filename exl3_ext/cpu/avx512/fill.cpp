@@ -4,6 +4,7 @@
 #include "cpu/avx512/linear.h"
 #include "cpu/avx512/rows.h"
 #include "cpu/avx512/trellis.h"
+#include "cpu/low_rank.h"
 #include "cpu/table.h"
 
 namespace exl3 {
@@ -17,6 +18,8 @@ void fill_avx512(KernelTable& t) {
   avx512::fill_attention(t);
   t.gemm_large_inputs = avx512::gemm_large_inputs;
   t.gemm_large_strips = avx512::gemm_large_strips;
+  t.low_rank_inner = avx512::low_rank_inner;
+  t.low_rank_block = avx512::low_rank_block;
 }
 
 }  // namespace exl3

@@ -5,6 +5,7 @@
 #include "cpu/generic/linear.h"
 #include "cpu/generic/rows.h"
 #include "cpu/generic/trellis.h"
+#include "cpu/low_rank.h"
 #include "cpu/table.h"
 
 namespace exl3 {
@@ -30,6 +31,8 @@ void fill_generic(KernelTable& t) {
   t.rope_append_rows = generic::rope_append_rows;
   t.attention_task = generic::attention_task;
   t.attention_merge = generic::attention_merge;
+  t.low_rank_inner = generic::low_rank_inner;
+  t.low_rank_block = generic::low_rank_block;
 }
 
 }  // namespace exl3
