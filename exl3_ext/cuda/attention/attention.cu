@@ -20,23 +20,36 @@ constexpr int64_t kDecodeBlocks = 2048;  // chunks fill up to so many blocks
 constexpr int64_t kPrefillBlocks = 528;
 constexpr int kDevices = 64;
 
+// Lets a kernel have up to `most` bytes of shared memory, or what the device has; -1 on an error.
+int allow_shared(const void* kernel, int device, int most) {
+  int room = 0;
+  if (cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+      cudaSuccess) {
+    return -1;
+  }
+  if (most > room) most = room;
+  const auto size = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  return cudaFuncSetAttribute(kernel, size, most) == cudaSuccess ? most : -1;
+}
+
 template <int D, bool kDecode, bool kQuant>
 Status start(const AttentionCudaParams& p, CudaStream stream) {
   using Shape = AttentionShape<D, kDecode, kQuant>;
   auto* kernel = attention_kernel<D, kDecode, kQuant>;
-  static std::atomic<bool> ready[kDevices];
+  static std::atomic<int> allowed[kDevices];
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return Status::kDeviceError;
-  if (device >= kDevices || !ready[device].load(std::memory_order_relaxed)) {
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes) !=
-        cudaSuccess) {
-      return Status::kDeviceError;
-    }
-    if (device < kDevices) ready[device].store(true, std::memory_order_relaxed);
+  int most = device < kDevices ? allowed[device].load(std::memory_order_relaxed) : 0;
+  if (most == 0) {
+    most = allow_shared(reinterpret_cast<const void*>(kernel), device, Shape::kMostBytes);
+    if (most < 0) return Status::kDeviceError;
+    if (device < kDevices) allowed[device].store(most, std::memory_order_relaxed);
   }
+  const int bytes = Shape::kBytes + (kQuant ? quant_tile_bytes(p.a) : 0);
+  if (bytes > most) return Status::kNoKernel;
   const dim3 grid(static_cast<unsigned>(p.tiles * p.a.kv_heads),
                   static_cast<unsigned>(p.max_chunks));
-  kernel<<<grid, kAttentionThreads, Shape::kBytes, stream>>>(p);
+  kernel<<<grid, kAttentionThreads, bytes, stream>>>(p);
   return launch_status();
 }
 

@@ -1,6 +1,7 @@
 // The kernel of paged attention, for head dims up to D.
 #pragma once
 #include "cuda/attention/merge.cuh"
+#include "cuda/attention/quant_tiles.cuh"
 
 namespace exl3::cuda {
 
@@ -9,8 +10,7 @@ constexpr int kAttentionThreads = kAttentionWarps * kWarp;
 constexpr float kLog2E = 1.4426950408889634f;
 
 // Decode: 16 rows, each warp takes its own 16 keys of a tile of 64. Else 64 rows, 16 a warp.
-// A quantised cache has one stage: its tiles are decoded, not copied, and other blocks work while
-// one waits for memory.
+// A quantised cache has one stage: its words are what is copied ahead.
 template <int D, bool kDecode, bool kQuant>
 struct AttentionShape {
   static constexpr int kRows = kDecode ? 16 : 64;
@@ -23,9 +23,10 @@ struct AttentionShape {
   static constexpr int kTilesBytes = kStages * 2 * kTile * 2;
   static constexpr int kPartsBytes = kParts * kRows * (D + 2) * 4;  // in place of the tiles
   static constexpr int kWeightsBytes = kMostChunks * kRows * 4;     // too
-  static constexpr int kLargest = kTilesBytes > kPartsBytes ? kTilesBytes : kPartsBytes;
-  static constexpr int kBytes =
-      kRows * kStride * 2 + (kLargest > kWeightsBytes ? kLargest : kWeightsBytes);
+  static constexpr int kMore = kPartsBytes > kWeightsBytes ? kPartsBytes : kWeightsBytes;
+  static constexpr int kLargest = kTilesBytes > kMore ? kTilesBytes : kMore;
+  static constexpr int kBytes = kRows * kStride * 2 + kLargest;  // and the words of quantised tiles
+  static constexpr int kMostBytes = kBytes + (kQuant ? 2 * 2 * kTileKeys * D : 0);
 };
 
 // Rows of q as float16 in shared memory, zero outside rows and head dim.
@@ -45,43 +46,30 @@ static __device__ __forceinline__ void load_queries(__half* to, const Attention<
   }
 }
 
-// The same, rotated for a quantised cache: a warp takes one block of one row at a time.
+// The same, rotated for a quantised cache: a warp takes four blocks of its rows at a time.
 template <int D, int kRows, int kStride, class T>
 static __device__ __forceinline__ void load_turned_queries(__half* to, const Attention<void>& a,
                                                            const Tile& t, int kv_head) {
-  constexpr int kBlocks = D / kQuantBlock;
+  constexpr int kBlocks = D / kQuantBlock, kAtOnce = 4;
   const T* q = static_cast<const T*>(a.q);
   const int lane = threadIdx.x % kWarp, blocks = quant_blocks(a.head_dim);
-  for (int i = threadIdx.x / kWarp; i < kRows * kBlocks; i += kAttentionWarps) {
-    const int r = i / kBlocks, block = i % kBlocks, column = block * kQuantBlock + lane;
-    float v = 0.0f;
-    if (r < t.rows && column < a.head_dim) {
-      v = to_float<T>(q[row_offset(a, t, kv_head, r, a.q_stride, a.head_dim) + column]);
-    }
-    v = rotate_lanes(v, block < blocks ? quant_block_size(a.head_dim, block) : kQuantBlock);
-    to[r * kStride + block * kQuantBlock + decoded_place(lane)] = __float2half_rn(v);
-  }
-}
-
-// One tile of a quantised K or V, decoded; keys outside [begin, end) become zero and are not read.
-template <int D, int kStride>
-static __device__ __forceinline__ void decode_keys(__half* to, const QuantRows& from, int64_t page,
-                                                   int kv_heads, int kv_head, int dim, int key0,
-                                                   int begin, int end) {
-  constexpr int kBlocks = D / kQuantBlock;
-  const int blocks = quant_blocks(dim);
-  const int64_t row0 = (page * kPageSize + key0 % kPageSize) * kv_heads + kv_head;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < kTileKeys * kBlocks; i += kAttentionThreads) {
-    const int key = i / kBlocks, block = i % kBlocks;
-    __half* own = to + key * kStride + block * kQuantBlock;
-    if (block < blocks && key0 + key >= begin && key0 + key < end) {
-      const int64_t at = (row0 + static_cast<int64_t>(key) * kv_heads) * blocks + block;
-      const __half scale = __ushort_as_half(from.scales[at]);
-      decode_block(from.words + at * from.bits, from.bits, scale, own);
-    } else {
+  for (int i = threadIdx.x / kWarp; i < kRows / kAtOnce * kBlocks; i += kAttentionWarps) {
+    const int first = i / kBlocks, block = i % kBlocks, column = block * kQuantBlock + lane;
+    float v[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) reinterpret_cast<uint4*>(own)[j] = make_uint4(0, 0, 0, 0);
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int r = first * kAtOnce + j;
+      v[j] = 0.0f;
+      if (r < t.rows && column < a.head_dim) {
+        v[j] = to_float<T>(q[row_offset(a, t, kv_head, r, a.q_stride, a.head_dim) + column]);
+      }
+    }
+    const int size = block < blocks ? quant_block_size(a.head_dim, block) : kQuantBlock;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int r = first * kAtOnce + j;
+      if (r < t.rows) v[j] = rotate_lanes(v[j], size);
+      to[r * kStride + block * kQuantBlock + decoded_place(lane, block)] = __float2half_rn(v[j]);
     }
   }
 }
@@ -101,6 +89,124 @@ static __device__ __forceinline__ void load_keys(__half* to, const half_bits* ca
     copy16(to + key * kStride + column, valid ? from + key * stride + column : cache, valid);
   }
 }
+
+// Where the keys of a block come from: those from `first` on, before `end`, in tiles from `begin`.
+struct KeySource {
+  const Attention<void>& a;
+  const int32_t* pages;  // of the sequence
+  int kv_head, begin, first, end;
+
+  __device__ __forceinline__ bool known(int key0) const {
+    const int page = pages[key0 / kPageSize];
+    return page >= 0 && page < a.pages;
+  }
+};
+
+// Tiles of a float16 cache: copied, two ahead where there is room.
+template <int D, class Shape>
+struct PlainTiles {
+  const KeySource& keys;
+  __half* room;
+
+  __device__ __forceinline__ void load(int key0) {
+    if (!keys.known(key0)) return;
+    const Attention<void>& a = keys.a;
+    const int64_t page = keys.pages[key0 / kPageSize];
+    __half* to = place(key0);
+    load_keys<D, Shape::kStride>(to, a.k_cache, page, a.kv_heads, keys.kv_head, a.head_dim, key0,
+                                 keys.first, keys.end);
+    load_keys<D, Shape::kStride>(to + Shape::kTile, a.v_cache, page, a.kv_heads, keys.kv_head,
+                                 a.v_head_dim, key0, keys.first, keys.end);
+  }
+  __device__ __forceinline__ __half* place(int key0) const {
+    return room + (key0 - keys.begin) / kTileKeys % Shape::kStages * 2 * Shape::kTile;
+  }
+
+  __device__ __forceinline__ void start() {
+    if (keys.begin < keys.end) load(keys.begin);
+    copies_commit();
+  }
+  // The tile, for all threads.
+  __device__ __forceinline__ const __half* take(int key0) {
+    if (Shape::kStages == 2 && key0 + kTileKeys < keys.end) load(key0 + kTileKeys);
+    copies_commit();
+    copies_wait<Shape::kStages - 1>();
+    __syncthreads();
+    return place(key0);
+  }
+  // After its use.
+  __device__ __forceinline__ void leave(int key0) {
+    __syncthreads();
+    if (Shape::kStages == 1 && key0 + kTileKeys < keys.end) load(key0 + kTileKeys);
+  }
+};
+
+// Tiles of a quantised cache: words are copied one tile ahead and decoded when it is their turn.
+template <int D, class Shape>
+struct DecodedTiles {
+  using Part = QuantTile<D, kAttentionThreads>;
+  const KeySource& keys;
+  __half* room;
+  uint32_t* words;  // two tiles of K and V
+  Part k, v;
+  int k_words, v_words;
+
+  __device__ __forceinline__ DecodedTiles(const KeySource& source, __half* tiles)
+      : keys(source), room(tiles) {
+    const Attention<void>& a = keys.a;
+    words = reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(tiles) + Shape::kLargest);
+    k.start(a.k_quant, a.head_dim);
+    v.start(a.v_quant, a.v_head_dim);
+    k_words = tile_words(a.k_quant, a.head_dim);
+    v_words = tile_words(a.v_quant, a.v_head_dim);
+  }
+
+  __device__ __forceinline__ uint32_t* place(int key0) const {
+    return words + (key0 - keys.begin) / kTileKeys % 2 * (k_words + v_words);
+  }
+  __device__ __forceinline__ void load(int key0) {
+    if (!keys.known(key0)) return;
+    const int64_t page = keys.pages[key0 / kPageSize];
+    const int64_t row = (page * kPageSize + key0 % kPageSize) * keys.a.kv_heads + keys.kv_head;
+    const int left = keys.end - key0 < kTileKeys ? keys.end - key0 : kTileKeys;
+    const TileKeys own{row, keys.a.kv_heads, keys.first - key0, left};
+    k.copy(place(key0), own);
+    v.copy(place(key0) + k_words, own);
+  }
+
+  __device__ __forceinline__ void start() {
+    if (keys.begin < keys.end) load(keys.begin);
+    copies_commit();
+  }
+  __device__ __forceinline__ const __half* take(int key0) {
+    __half k_scales[Part::kRecords], v_scales[Part::kRecords];
+#pragma unroll
+    for (int r = 0; r < Part::kRecords; ++r) {
+      k_scales[r] = k.scales[r];
+      v_scales[r] = v.scales[r];
+    }
+    copies_wait<0>();
+    __syncthreads();  // also: the tile before is used up
+    if (key0 + kTileKeys < keys.end) load(key0 + kTileKeys);
+    copies_commit();
+    if (keys.known(key0)) {
+      k.template decode<Shape::kStride>(place(key0), room, k_scales);
+      v.template decode<Shape::kStride>(place(key0) + k_words, room + Shape::kTile, v_scales);
+    }
+    __syncthreads();
+    return room;
+  }
+  __device__ __forceinline__ void leave(int key0) {}
+};
+
+template <int D, class Shape, bool kQuant>
+struct TilesOf {
+  using type = PlainTiles<D, Shape>;
+};
+template <int D, class Shape>
+struct TilesOf<D, Shape, true> {
+  using type = DecodedTiles<D, Shape>;
+};
 
 // Running softmax of the 16 rows of a warp; a lane holds rows lane / 4 and lane / 4 + 8.
 template <int D, bool kDecode, bool kQuant>
@@ -255,28 +361,9 @@ __global__ void __launch_bounds__(kAttentionThreads, AttentionShape<D, kDecode, 
   const int begin = t.begin / kTileKeys * kTileKeys + chunk * t.chunk;
   const int end = t.end < begin + t.chunk ? t.end : begin + t.chunk;
   const int32_t* pages = a.page_table + static_cast<int64_t>(t.sequence) * a.max_pages;
-  auto known = [&](int key0) {
-    const int page = pages[key0 / kPageSize];
-    return page >= 0 && page < a.pages;
-  };
-  auto load = [&](int key0) {
-    if (!known(key0)) return;
-    __half* to = tiles + (key0 - begin) / kTileKeys % Shape::kStages * 2 * Shape::kTile;
-    const int64_t page = pages[key0 / kPageSize];
-    if constexpr (kQuant) {
-      decode_keys<D, Shape::kStride>(to, a.k_quant, page, a.kv_heads, kv_head, a.head_dim, key0,
-                                     t.begin, end);
-      decode_keys<D, Shape::kStride>(to + Shape::kTile, a.v_quant, page, a.kv_heads, kv_head,
-                                     a.v_head_dim, key0, t.begin, end);
-      return;
-    }
-    load_keys<D, Shape::kStride>(to, a.k_cache, page, a.kv_heads, kv_head, a.head_dim, key0,
-                                 t.begin, end);
-    load_keys<D, Shape::kStride>(to + Shape::kTile, a.v_cache, page, a.kv_heads, kv_head,
-                                 a.v_head_dim, key0, t.begin, end);
-  };
-  if (begin < end) load(begin);
-  copies_commit();
+  const KeySource keys{a, pages, kv_head, begin, t.begin, end};
+  typename TilesOf<D, Shape, kQuant>::type source{keys, tiles};
+  source.start();
   const auto queries = [&](auto zero) {
     using T = decltype(zero);
     if constexpr (kQuant)
@@ -293,20 +380,14 @@ __global__ void __launch_bounds__(kAttentionThreads, AttentionShape<D, kDecode, 
   WarpState<D, kDecode, kQuant> state;
   state.start(a, t, warp_row, end);
   for (int key0 = begin; key0 < end; key0 += kTileKeys) {
-    if (Shape::kStages == 2 && key0 + kTileKeys < end) load(key0 + kTileKeys);
-    copies_commit();
-    copies_wait<Shape::kStages - 1>();
-    __syncthreads();
-    if (known(key0)) {
-      const __half* k = tiles + (key0 - begin) / kTileKeys % Shape::kStages * 2 * Shape::kTile +
-                        warp_key * Shape::kStride;
+    const __half* k = source.take(key0) + warp_key * Shape::kStride;
+    if (keys.known(key0)) {
       float s[WarpState<D, kDecode, kQuant>::kTilesN][4];
       state.scores(s, q + warp_row * Shape::kStride, k, a, key0 + warp_key);
       state.weigh(s);
       state.add_values(s, k + Shape::kTile);
     }
-    __syncthreads();
-    if (Shape::kStages == 1 && key0 + kTileKeys < end) load(key0 + kTileKeys);
+    source.leave(key0);
   }
   copies_wait<0>();
   __syncthreads();

@@ -30,7 +30,7 @@ static __device__ __forceinline__ int padded_columns(int dim) {
 template <bool kQuant>
 static __device__ __forceinline__ int place_of_column(int column) {
   const int t = column % kQuantBlock;
-  return kQuant ? column - t + decoded_place(t) : column;
+  return kQuant ? column - t + decoded_place(t, column / kQuantBlock) : column;
 }
 template <bool kQuant>
 static __device__ __forceinline__ float turned_back(float value, int column, int dim) {

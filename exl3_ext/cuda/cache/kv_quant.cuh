@@ -148,52 +148,64 @@ static __device__ __forceinline__ void quantise_head(const T* x, int dim, const 
   }
 }
 
-// Where value t of a block lies after `decode_block`: codes t and t + 16 come out side by side.
-static __device__ __forceinline__ int decoded_place(int t) { return t % 16 * 2 + t / 16; }
+// Where value t of block `block` lies after decoding: codes t and t + 16 come out side by side.
+// Every other pair of blocks has its halves swapped, so that threads with neighbouring blocks write
+// to different banks.
+static __device__ __forceinline__ int decoded_place(int t, int block) {
+  return (t % 16 * 2 + t / 16) ^ (block & 2) << 3;
+}
 
-// One plane of a block: adds its bits to pairs of codes, shifted left by one.
-template <int kWidth>
-static __device__ __forceinline__ void add_plane(unsigned (&pairs)[16], const uint32_t* words,
-                                                 int low) {
-  constexpr int kEach = 16 / kWidth;
-  constexpr unsigned kMask = ((1u << kWidth) - 1) * 0x10001u;
-  unsigned w[kWidth];
-  if constexpr (kWidth >= 4) {  // then a block starts at a multiple of 16 bytes, if no plane of
-                                // one or two bits is there
-    if (reinterpret_cast<uintptr_t>(words) % 16 == 0) {
-#pragma unroll
-      for (int i = 0; i < kWidth; i += 4) {
-        const uint4 u = *reinterpret_cast<const uint4*>(words + i);
-        w[i] = u.x, w[i + 1] = u.y, w[i + 2] = u.z, w[i + 3] = u.w;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) w[i] = words[i];
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) w[i] = words[i];
-  }
+// One plane of a block: adds its bits, from bit kLow of the codes on, to pairs of codes shifted
+// left by one.
+template <int kWidth, int kLow>
+static __device__ __forceinline__ void add_plane(unsigned (&pairs)[16], const unsigned* words) {
+  constexpr int kEach = 16 / kWidth, kTo = kLow + 1;
+  constexpr unsigned kMask = (((1u << kWidth) - 1) * 0x10001u) << kTo;
 #pragma unroll
   for (int p = 0; p < 16; ++p) {
-    pairs[p] |= (w[p / kEach] >> (kWidth * (p % kEach)) & kMask) << (low + 1);
+    const unsigned w = words[p / kEach];
+    const int by = kWidth * (p % kEach) - kTo;
+    pairs[p] |= (by > 0 ? w >> by : w << -by) & kMask;
   }
 }
 
-// The 32 values of a block as float16. With b bits the half of exponent 10 - b and mantissa
-// 2 code + 1 is 2^(10-b) + (2 code + 1) / 2^b; without 2^(10-b) + 1 that is the value over the
-// scale, exactly.
-static __device__ __forceinline__ void decode_block(const uint32_t* words, int bits, __half scale,
-                                                    __half* to) {
-  unsigned pairs[16];
-  const unsigned base = (static_cast<unsigned>(25 - bits) << 10 | 1u) * 0x10001u;
+// Words of a block, in loads as wide as its size allows; blocks follow each other from a multiple
+// of 16 bytes on.
+template <int kBits>
+static __device__ __forceinline__ void load_block(unsigned (&w)[kBits], const uint32_t* words) {
 #pragma unroll
-  for (int p = 0; p < 16; ++p) pairs[p] = base;
-  if (bits & 8) add_plane<8>(pairs, words, 0);
-  if (bits & 4) add_plane<4>(pairs, words, 0);
-  if (bits & 2) add_plane<2>(pairs, words + (bits & 4), bits & 4);
-  if (bits & 1) add_plane<1>(pairs, words + (bits & 6), bits & 6);
-  const __half2 offset = __float2half2_rn(static_cast<float>(1 << (10 - bits)) + 1.0f);
+  for (int i = 0; i < kBits;) {
+    if constexpr (kBits % 4 == 0) {
+      const uint4 u = *reinterpret_cast<const uint4*>(words + i);
+      w[i] = u.x, w[i + 1] = u.y, w[i + 2] = u.z, w[i + 3] = u.w;
+      i += 4;
+    } else if constexpr (kBits % 2 == 0) {
+      const uint2 u = *reinterpret_cast<const uint2*>(words + i);
+      w[i] = u.x, w[i + 1] = u.y;
+      i += 2;
+    } else {
+      w[i] = words[i];
+      i += 1;
+    }
+  }
+}
+
+// The 32 values of a block as float16, 16 to `low` and 16 to `high`. The half of exponent 10 -
+// kBits and mantissa 2 code + 1 is 2^(10-kBits) + (2 code + 1) / 2^kBits; without 2^(10-kBits) + 1
+// that is the value over the scale, exactly.
+template <int kBits>
+static __device__ __forceinline__ void decode_block(const uint32_t* words, __half scale, uint4* low,
+                                                    uint4* high) {
+  constexpr unsigned kBase = (static_cast<unsigned>(25 - kBits) << 10 | 1u) * 0x10001u;
+  unsigned w[kBits], pairs[16];
+  load_block<kBits>(w, words);
+#pragma unroll
+  for (int p = 0; p < 16; ++p) pairs[p] = kBase;
+  if constexpr ((kBits & 8) != 0) add_plane<8, 0>(pairs, w);
+  if constexpr ((kBits & 4) != 0) add_plane<4, 0>(pairs, w);
+  if constexpr ((kBits & 2) != 0) add_plane<2, (kBits & 4)>(pairs, w + (kBits & 4));
+  if constexpr ((kBits & 1) != 0) add_plane<1, (kBits & 6)>(pairs, w + (kBits & 6));
+  const __half2 offset = __float2half2_rn(static_cast<float>(1 << (10 - kBits)) + 1.0f);
   const __half2 scales = __half2half2(scale);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -204,7 +216,7 @@ static __device__ __forceinline__ void decode_block(const uint32_t* words, int b
       const __half2 x = *reinterpret_cast<const __half2*>(&pairs[4 * i + j]);
       h[j] = __hmul2(__hsub2(x, offset), scales);
     }
-    reinterpret_cast<uint4*>(to)[i] = out;
+    (i < 2 ? low : high)[i % 2] = out;
   }
 }
 
