@@ -39,10 +39,15 @@ class Runner:
         start = sequence.stored
         if start >= last or sequence.waiting:
             return adopted > 0
-        end = min(last, (start + self.chunk) // PAGE_SIZE * PAGE_SIZE)
+        chunk = self.chunk if job.prompt_report is None else PAGE_SIZE  # logits are large
+        end = min(last, (start + chunk) // PAGE_SIZE * PAGE_SIZE)
         params = self._common(sequence.block_table.unsqueeze(0), job)
         params["cache_seqlens"] = torch.tensor([start], dtype=torch.int32)
-        self.model.prefill(sequence.input_ids.torch()[:, start:end].clone(), params)
+        ids = sequence.input_ids.torch()[:, start:end].clone()
+        if job.prompt_report is None:
+            self.model.prefill(ids, params)
+        else:
+            job.prompt_report.add(self.model.forward(ids, params)[0], start)
         sequence.store(self.table, end, job.final_length())
         self.prefill_tokens += end - start
         return True

@@ -69,7 +69,7 @@ def _join(old: Any, new: Any) -> Event | None:
     if old["stage"] != new["stage"]:
         return None
     if new["stage"] == "prefill":
-        return new
+        return None if "prompt_token_ids" in old else new
     if new["stage"] != "streaming" or not (old.keys() <= _PLAIN and new.keys() <= _PLAIN):
         return None
     if "token_ids" in old and old["token_ids"].shape[-1] >= _JOINED_TOKENS:

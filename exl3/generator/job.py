@@ -24,10 +24,10 @@ from .filter.base import filter_faults
 from .masks import combine
 from .options import JobOptions, checked_filters, note_unknown, own_sampler, prompt_ids
 from .pages import PageTable, root_key
-from .reports import Rows, report
+from .reports import PromptReport, Rows, report
 from .sequence import Sequence
 from .setup import choose_adapters
-from .stops import LoopDetector, split_conditions
+from .stops import loop_rule, split_conditions
 from .stream import Outcome, StreamRules, TextStream, Token
 from .text import make_decoder
 from .timing import Timing
@@ -81,6 +81,7 @@ class Job:
         stop_on_loop: tuple[int, int] | None = None,
         rq_state: Any = None,
         loras: Any = None,
+        return_prompt_logprobs: int | None = None,
         **kwargs: Any,
     ) -> None:
         note_unknown("Job", kwargs)
@@ -94,6 +95,7 @@ class Job:
             return_probs=return_probs,
             decode_special_tokens=decode_special_tokens,
             token_healing=token_healing,
+            return_prompt_logprobs=return_prompt_logprobs,
         )
         ids = prompt_ids(input_ids)
         self.prompt_tokens = ids.size
@@ -112,11 +114,7 @@ class Job:
         if isinstance(banned_strings, str):
             banned_strings = [banned_strings]
         self._banned_strings = list(banned_strings or [])
-        self._stop_on_loop = None if stop_on_loop is None else tuple(stop_on_loop)
-        if self._stop_on_loop is not None:
-            if len(self._stop_on_loop) != 2:
-                raise ConfigError(f"stop_on_loop is {stop_on_loop}, expected (window, min_reps)")
-            LoopDetector(*self._stop_on_loop)
+        self._stop_on_loop = loop_rule(stop_on_loop)
         self._clear()
 
     def _clear(self) -> None:
@@ -140,6 +138,7 @@ class Job:
         self.cache_full = False
         self.timing = Timing()
         self.stream: TextStream | None = None
+        self.prompt_report: PromptReport | None = None  # until it is complete
         self._draw: Draw | None = None  # of the next token
         self._forced: list[int] = []
         self._banned_at: dict[int, list[int]] = {}  # position -> ids that led to a banned string
@@ -203,7 +202,7 @@ class Job:
         rules = StreamRules(
             frozenset(tokens),
             automaton(frozenset(strings), frozenset(self._banned_strings)),
-            self._stop_on_loop,  # type: ignore[arg-type]
+            self._stop_on_loop,
         )
         special = self.options.decode_special_tokens
         self._width = generator.num_columns
@@ -211,6 +210,7 @@ class Job:
         self.adapter_key = adapter_key(self.adapters)
         self.sequence.root = root_key(self.adapter_key)
         self._check_fits(generator)
+        self._report_prompt(self.options.return_prompt_logprobs)
         self.generator = generator
         try:
             for filter in self.filters:
@@ -239,6 +239,12 @@ class Job:
         self._healed_ids = [int(i) for i in tokenizer.get_tokens_with_prefix_id(last)]
         self.sequence.input_ids.truncate(len(self.sequence) - 1)
         return piece
+
+    def _report_prompt(self, top: int | None) -> None:
+        if top is not None and len(self.sequence) > 1:
+            ids = self.sequence.input_ids
+            self.prompt_report = PromptReport(ids, len(ids), top, self._width)
+            self.sequence.fresh = True
 
     def _check_fits(self, generator: Any) -> None:
         needed = self.window(generator.max_total_tokens, clamp=False)
@@ -455,4 +461,13 @@ class Job:
             "prefill",
             curr_progress=self.sequence.stored,
             max_progress=len(self.sequence) - 1,
+            **self._prompt_keys(),
         )
+
+    def _prompt_keys(self) -> dict[str, Tensor]:
+        if self.prompt_report is None:
+            return {}
+        told = self.prompt_report.take()
+        if self.prompt_report.is_complete:
+            self.prompt_report, self.sequence.fresh = None, False
+        return told

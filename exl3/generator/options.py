@@ -47,6 +47,7 @@ class JobOptions:
     return_probs: bool
     decode_special_tokens: bool
     token_healing: bool
+    return_prompt_logprobs: int | None
 
     def __post_init__(self) -> None:
         _at_least("max_new_tokens", self.max_new_tokens, 0)
@@ -54,6 +55,7 @@ class JobOptions:
         _at_least("max_skips", self.max_skips, 0)
         _at_least("max_rq_tokens", self.max_rq_tokens, 1)
         _at_least("return_top_tokens", self.return_top_tokens, 0)
+        _at_least("return_prompt_logprobs", self.return_prompt_logprobs, 0)
 
 
 def _at_least(name: str, value: Any, least: int) -> None:

@@ -33,6 +33,7 @@ class Sequence:
         self.mirrored = 0
         self.block_table: Tensor = torch.zeros(0, dtype=torch.int32)
         self.root = ROOT  # key before the first page
+        self.fresh = False  # every token is run: nothing is taken from other jobs' pages
         self.waiting = False  # the next page comes from a tier, in a later step
         self._may_copy = False  # the start of the next page may be known somewhere
         self._keys: list[bytes] = []  # of leading full pages; correct for the ids as they are
@@ -58,6 +59,8 @@ class Sequence:
 
     def _shareable(self, count: int, final: int) -> list[bytes]:
         """Keys of the leading full pages that may be taken from others."""
+        if self.fresh:
+            return []
         full = min(len(self) - 1, count * PAGE_SIZE, final - 1) // PAGE_SIZE
         return [self._key(number) for number in range(full)]
 
@@ -75,7 +78,8 @@ class Sequence:
             (pages reused whole, tokens reused), or None if too few pages are free.
         """
         keys = self._shareable(count, final)
-        ids = self.input_ids.numpy()[: min(len(self) - 1, count * PAGE_SIZE)]
+        usable = 0 if self.fresh else min(len(self) - 1, count * PAGE_SIZE)
+        ids = self.input_ids.numpy()[:usable]
         pages, shared, copied = table.allocate(keys, ids, count, self.root)
         if not pages and count:
             return None
@@ -92,6 +96,8 @@ class Sequence:
         come."""
         before = self.stored
         self.waiting = False
+        if self.fresh:
+            return 0
         recalls = 0
         while self.stored == self.keyed * PAGE_SIZE and self.stored + PAGE_SIZE <= end:
             number = self.keyed

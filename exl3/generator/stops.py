@@ -42,6 +42,24 @@ class LoopDetector:
         return bool((self._runs >= self.window - self._periods).any())
 
 
+def loop_rule(stop_on_loop: Any) -> tuple[int, int] | None:
+    """Window and least repetitions, checked.
+
+    Raises:
+        ConfigError: not a pair, or not 1 < min_reps < window.
+    """
+    if stop_on_loop is None:
+        return None
+    try:
+        window, min_reps = stop_on_loop
+        LoopDetector(window, min_reps)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"stop_on_loop is {stop_on_loop}, expected (window, min_reps)") from error
+    return window, min_reps
+
+
 def split_conditions(conditions: Any, tokenizer: Any) -> tuple[set[int], list[str]]:
     """Stop token ids and stop strings from what the user gave.
 

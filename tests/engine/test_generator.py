@@ -311,7 +311,13 @@ def test_bad_requests(make) -> None:
         Job([torch.zeros(1, 3, dtype=torch.long)] * 2)
     with pytest.raises(ValueError):
         Job(torch.zeros(1, 0, dtype=torch.long))
-    for bad in ({"max_new_tokens": -1}, {"max_rq_tokens": 0}, {"stop_on_loop": (2, 2)}):
+    for bad in (
+        {"max_new_tokens": -1},
+        {"max_rq_tokens": 0},
+        {"stop_on_loop": (2, 2)},
+        {"stop_on_loop": 5},
+        {"stop_on_loop": (9, 2, 1)},
+    ):
         with pytest.raises(ValueError):
             job(prompt(3), **bad)
     with pytest.raises(ConfigError, match="prompt token 1"):
