@@ -84,7 +84,7 @@ def test_every_row_count(bits: int) -> None:
 @pytest.mark.parametrize(
     ("k", "sizes"), [*GROUPS, (640, (384,)), (4096, (1024, 128)), (14336, (640,))]
 )
-@pytest.mark.parametrize("m", [1, 3, 8, 17])
+@pytest.mark.parametrize("m", [1, 3, 8, 17, 40])
 def test_groups_and_padding(k: int, sizes: tuple[int, ...], m: int) -> None:
     weights = [
         random_weight(k, n, 4, bias=i != 1, seed=i, device="cuda") for i, n in enumerate(sizes)
@@ -102,7 +102,7 @@ def test_groups_and_padding(k: int, sizes: tuple[int, ...], m: int) -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("m", [1, 4, 9])
+@pytest.mark.parametrize("m", [1, 4, 9, 40])
 def test_gated_activation(activation: str, m: int) -> None:
     weights = [random_weight(576, 320, 5, bias=True, seed=i, device="cuda") for i in range(2)]
     norm = Norm(torch.rand(576, device="cuda") + 0.5, 1e-6)
@@ -124,7 +124,7 @@ def test_wide_head(m: int) -> None:
     check(tail, linear_reference(x, [weight])[:, columns])
 
 
-@pytest.mark.parametrize("m", [1, 4, 18])
+@pytest.mark.parametrize("m", [1, 4, 18, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides_residual_and_poison(m: int, dtype: torch.dtype) -> None:
     """Strided rows; NaN beside, before and after everything that is read; guards stay."""

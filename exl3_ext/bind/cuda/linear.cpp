@@ -48,8 +48,7 @@ class DenseLinear {
     if (p_.activation >= 0 && p_.w[0].n <= block_columns()) return run_gated();
     if (p_.activation >= 0) return run_gated_in_parts();
     // All inputs first: y may be x.
-    std::vector<Inner> inners;
-    for (int i = 0; i < p_.count; ++i) inners.push_back(input_side(p_.w[i]));
+    const std::vector<Inner> inners = input_sides(0, p_.count);
     int64_t column = 0;
     for (int i = 0; i < p_.count; ++i) {
       run_one(p_.w[i], inners[i], from_column(p_.residual, column), from_column(p_.y, column));
@@ -60,29 +59,34 @@ class DenseLinear {
  private:
   struct Inner {
     Tensor values;     // float16 (m, k), after the input transform
-    Tensor row_scale;  // float32 (m,)
+    Tensor row_scale;  // float32 (m,), one for all
   };
 
   int64_t block_columns() const {
     return std::max<int64_t>(kHadamardDim, kDecodeLimit / p_.k / kHadamardDim * kHadamardDim);
   }
 
-  Inner input_side(const LinearWeightRef& w) const {
-    Inner inner{torch::stable::new_empty(x_, {p_.m, p_.k}, ScalarType::Half),
-                torch::stable::new_empty(x_, {p_.m}, ScalarType::Float)};
+  // Of weights first..first+count.
+  std::vector<Inner> input_sides(int first, int count) const {
+    const Tensor row_scale = torch::stable::new_empty(x_, {p_.m}, ScalarType::Float);
+    std::vector<Inner> inners;
     InputSideParams in{};
+    for (int i = 0; i < count; ++i) {
+      inners.push_back({torch::stable::new_empty(x_, {p_.m, p_.k}, ScalarType::Half), row_scale});
+      in.suh[i] = p_.w[first + i].suh;
+      in.inner[i] = data_mut<half_bits>(inners[i].values);
+    }
+    in.count = count;
     in.x = p_.x;
     in.norm_weight = p_.norm_weight;
     in.norm_eps = p_.norm_eps;
     in.norm_offset = p_.norm_offset;
-    in.suh = w.suh;
-    in.inner = data_mut<half_bits>(inner.values);
-    in.row_scale = data_mut<float>(inner.row_scale);
+    in.row_scale = data_mut<float>(row_scale);
     in.m = p_.m;
     in.in_features = p_.in_features;
     in.k = p_.k;
     launch_.run(op_, input_side_cuda, in);
-    return inner;
+    return inners;
   }
 
   // float16 (m, n): inner @ W' for columns first..first+n.
@@ -124,7 +128,8 @@ class DenseLinear {
 
   void run_gated() const {
     const LinearWeightRef &gate = p_.w[0], &up = p_.w[1];
-    const Inner gate_in = input_side(gate), up_in = input_side(up);
+    const std::vector<Inner> inners = input_sides(0, 2);
+    const Inner &gate_in = inners[0], &up_in = inners[1];
     const Tensor gate_out = multiply(gate, gate_in.values, 0, gate.n);
     const Tensor up_out = multiply(up, up_in.values, 0, up.n);
     OutputSideParams o = output_side(gate.n, gate.out_features);
@@ -143,7 +148,7 @@ class DenseLinear {
     const Tensor both = torch::stable::new_empty(x_, {p_.m, 2 * out}, ScalarType::Float);
     const Rows rows{both.data_ptr(), 2 * out, DType::kFloat32};
     for (int i = 0; i < 2; ++i) {
-      run_one(p_.w[i], input_side(p_.w[i]), {}, from_column(rows, i * out));
+      run_one(p_.w[i], input_sides(i, 1)[0], {}, from_column(rows, i * out));
     }
     launch_.run(op_, gate_cuda,
                 GateParams{data<float>(both), p_.residual, p_.y, p_.m, out, p_.activation});

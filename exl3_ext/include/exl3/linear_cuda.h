@@ -22,13 +22,15 @@ struct LinearCudaParams : LinearGroup {
 
 // inner = Hblk(x / rms(x) * norm * suh) in float16 and the factor that was left out of a row:
 // rms(x), or rms(x) / sqrt(rms(x)^2 + eps) with a norm. Rows of size one cannot overflow in the
-// product: |y'| <= sqrt(k) * |column of W'|.
+// product: |y'| <= sqrt(k) * |column of W'|. For `count` weights of one group at once: the row and
+// its size are the same for all.
 struct InputSideParams {
   Rows x;  // [m, in_features]
   const float* norm_weight;
-  const half_bits* suh;  // [k]
-  half_bits* inner;      // [m, k]
-  float* row_scale;      // [m]
+  const half_bits* suh[kLinearGroup];  // [k] each
+  half_bits* inner[kLinearGroup];      // [m, k] each
+  float* row_scale;                    // [m]
+  int count;
   float norm_eps, norm_offset;
   int64_t m, in_features, k;
 };
