@@ -120,40 +120,87 @@ static __device__ __noinline__ Entry bisect(const Source& from, unsigned long lo
   return {value, first};
 }
 
-// The first entry at which the weights so far exceed `bound`, which the sum of all does. The
-// histogram is filled. Spoils the list unless that is the source.
+// In the sorted list: the first entry at which `so_far` and the weights exceed `bound`; n if none
+// does.
 template <bool kCount>
-static __device__ __forceinline__ Entry crossing(const Source& from, unsigned long long bound) {
+static __device__ __forceinline__ int crossing_of_list(const Source& from,
+                                                       unsigned long long so_far,
+                                                       unsigned long long bound, int n) {
+  constexpr int kEach = kSampleList / kSampleThreads;
   SampleShared& s = *from.s;
-  if (!from.is_list) {
-    find_bin(s, bound);
-    const int bin = s.bin, n = static_cast<int>(s.count[bin]);
-    if (n > kSampleList) return bisect<kCount>(from, bound);
-    if (threadIdx.x == 0) s.listed = 0;
-    __syncthreads();
-    from.each([&](float v, int id) {
-      if (from.bin_of(v) == bin) s.list[atomicAdd(&s.listed, 1)] = {v, id};
-    });
-    __syncthreads();
-  } else if (threadIdx.x == 0) {
-    s.before = 0;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  unsigned long long weights[kEach], sum = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = threadIdx.x * kEach + i;
+    weights[i] = at < n ? weight_of<kCount>(s.list[at].value, from.top) : 0;
+    sum += weights[i];
+  }
+  unsigned long long until = sum;
+  for (int h = 1; h < kWarp; h *= 2) {
+    const unsigned long long other = __shfl_up_sync(0xFFFFFFFFu, until, h);
+    if (lane >= h) until += other;
+  }
+  if (lane == kWarp - 1) s.sums[warp] = until;
+  if (threadIdx.x == 0) s.bin = n;
+  __syncthreads();
+  until += so_far - sum;
+  for (int i = 0; i < warp; ++i) until += s.sums[i];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const unsigned long long before_it = until;
+    until += weights[i];
+    if (before_it <= bound && until > bound) s.bin = threadIdx.x * kEach + i;
   }
   __syncthreads();
-  const int n = s.listed;
-  sort_list(s, n);
-  if (threadIdx.x == 0) {
-    unsigned long long sum = s.before;
-    int i = 0;
-    for (; i < n - 1; ++i) {
-      sum += weight_of<kCount>(s.list[i].value, from.top);
-      if (sum > bound) break;
-    }
-    s.chosen = s.list[i];
-  }
-  __syncthreads();
-  const Entry found = s.chosen;
+  const int found = s.bin;
   __syncthreads();
   return found;
+}
+
+// The first entry of the row at which the weights so far exceed `bound`, which the sum of all does.
+// The histogram is filled. Spoils the list.
+template <bool kCount>
+static __device__ __forceinline__ Entry crossing_of_row(const Source& from,
+                                                        unsigned long long bound) {
+  SampleShared& s = *from.s;
+  find_bin(s, bound);
+  const int bin = s.bin, n = static_cast<int>(s.count[bin]);
+  if (n > kSampleList) return bisect<kCount>(from, bound);
+  if (threadIdx.x == 0) s.listed = 0;
+  __syncthreads();
+  from.each([&](float v, int id) {
+    if (from.bin_of(v) == bin) s.list[atomicAdd(&s.listed, 1)] = {v, id};
+  });
+  __syncthreads();
+  sort_list(s, n);
+  const unsigned long long so_far = s.before;
+  const Entry found = s.list[crossing_of_list<kCount>(from, so_far, bound, n)];
+  __syncthreads();
+  return found;
+}
+
+// Fills the list with what is left of the row and passes `test`; false if it does not fit.
+template <class F>
+static __device__ __forceinline__ bool list_row(const Source& from, const F& test) {
+  SampleShared& s = *from.s;
+  __syncthreads();
+  if (threadIdx.x == 0) s.listed = 0;
+  __syncthreads();
+  from.each([&](float v, int id) {
+    if (!test(v)) return;
+    const int at = atomicAdd(&s.listed, 1);
+    if (at < kSampleList) s.list[at] = {v, id};
+  });
+  __syncthreads();
+  return s.listed <= kSampleList;
+}
+
+// The list sorted, and its first `n` entries kept.
+static __device__ __forceinline__ void keep_first(const Source& from, int n) {
+  __syncthreads();
+  if (threadIdx.x == 0) from.s->listed = n;
+  __syncthreads();
 }
 
 }  // namespace exl3::cuda

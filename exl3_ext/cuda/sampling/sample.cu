@@ -1,12 +1,12 @@
 // One token for each row of logits by the steps of its own plan: bias and penalties, temperature,
 // top-k, top-p, min-p, then the greatest, with or without Gumbel noise.
 //
-// Work split: one block of 1024 threads a row. A step is one to three passes over the row (half a
-// megabyte at a vocabulary of 128k, from L2) until 2048 entries or fewer are left; those move to
-// shared memory. Values follow the host's sampler (exl3/sampling) operation by operation in
-// float32 and float64, so the token is the same. Sums of probabilities are the exception: integers
-// here, float64 there; they agree to 1e-7, and a cut moves only if its bound lies that near.
-// Bound: what one multiprocessor reads.
+// Work split: one block of 1024 threads a row. A step is one or two passes over the row (half a
+// megabyte at a vocabulary of 128k, from L2) until 2048 entries or fewer are left, as a rule after
+// the first cut; those move to shared memory. Values follow the host's sampler (exl3/sampling)
+// operation by operation in float32 and float64, so the token is the same. Sums of probabilities
+// are the exception: integers here, float64 there; they agree to 1e-7, and a cut moves only if its
+// bound lies that near. Bound: what one multiprocessor reads.
 #include <cuda_runtime.h>
 
 #include "cuda/sampling/cut.cuh"
@@ -36,12 +36,14 @@ __device__ __forceinline__ double noise(uint64_t bits) {
   return -log(-log(u));
 }
 
-// The same in float32. Near 1 the logarithm is taken of the distance to 1, which is exact.
+// The same in float32, from the upper bits. Near 1 the logarithm is taken of the distance to 1.
+// Where too few bits are left for that (one token in a million) exactly.
 __device__ __forceinline__ float rough_noise(uint64_t bits) {
-  const uint64_t left = (uint64_t{1} << 53) - 1 - bits;
-  const float e = bits < left ? -logf((static_cast<float>(bits) + 0.5f) * 0x1p-53f)
-                              : -log1pf(-(static_cast<float>(left) + 0.5f) * 0x1p-53f);
-  return -logf(e);
+  const auto high = static_cast<uint32_t>(bits >> 21), left = ~high;
+  if (high < 4096 || left < 4096) return static_cast<float>(noise(bits));
+  const float v = (static_cast<float>(left) + 0.5f) * 0x1p-32f;
+  const float u = (static_cast<float>(high) + 0.5f) * 0x1p-32f;
+  return -__logf(v < 0x1p-8f ? v * (1.0f + 0.5f * v) : -__logf(u));
 }
 
 struct Scored {
@@ -53,27 +55,38 @@ __device__ __forceinline__ bool wins(const Scored& a, const Scored& b) {
   return a.id >= 0 && (b.id < 0 || a.score > b.score || (a.score == b.score && a.id < b.id));
 }
 
+// The best of this thread's columns by exact scores. Rough scores pick the few worth it: the noise
+// takes two logarithms in float64 a token.
+__device__ Scored best_scored(const Source& from, uint64_t start) {
+  Scored mine{0.0, -1};
+  const auto score = [&](float v, int id) {
+    const Scored other{noise(bits_of(start, id)) + static_cast<double>(v), id};
+    if (wins(other, mine)) mine = other;
+  };
+  if (from.is_list) {
+    from.each(score);
+    return mine;
+  }
+  float best = -INFINITY, second = -INFINITY, value = 0.0f;
+  int best_id = -1;
+  from.each([&](float v, int id) {
+    const float rough = v + rough_noise(bits_of(start, id));
+    second = fmaxf(second, fminf(rough, best));
+    if (rough > best) best = rough, best_id = id, value = v;
+  });
+  float floor = best_of_block(*from.s, Entry{best, best_id}).value;
+  floor -= kNoiseError * (1.0f + fabsf(floor));
+  if (second >= floor)
+    from.each(score);
+  else if (best >= floor && best_id >= 0)
+    score(value, best_id);
+  return mine;
+}
+
 // argmax of value + noise.
 __device__ int draw(const Source& from, uint32_t key) {
   SampleShared& s = *from.s;
-  const uint64_t start = mix(uint64_t{key} * kGamma + 0x94D049BB133111EBull);
-  float floor = -INFINITY;
-  if (!from.is_list) {
-    Entry rough{0.0f, -1};
-    from.each([&](float v, int id) {
-      const float score = v + rough_noise(bits_of(start, id));
-      if (rough.id < 0 || score > rough.value) rough = {score, id};
-    });
-    floor = best_of_block(s, rough).value;
-    floor -= kNoiseError * (1.0f + fabsf(floor));
-  }
-  Scored mine{0.0, -1};
-  from.each([&](float v, int id) {
-    const uint64_t bits = bits_of(start, id);
-    if (!from.is_list && v + rough_noise(bits) < floor) return;
-    const Scored other{noise(bits) + static_cast<double>(v), id};
-    if (wins(other, mine)) mine = other;
-  });
+  Scored mine = best_scored(from, mix(uint64_t{key} * kGamma + 0x94D049BB133111EBull));
   auto* scores = reinterpret_cast<double*>(s.sums);
 #pragma unroll
   for (int h = kWarp / 2; h; h /= 2) {
@@ -125,14 +138,7 @@ __device__ void gather(Source& from) {
     __syncthreads();
     return;
   }
-  if (threadIdx.x == 0) s.listed = 0;
-  __syncthreads();
-  from.each([&](float v, int id) {
-    const int at = atomicAdd(&s.listed, 1);
-    if (at < kSampleList) s.list[at] = {v, id};
-  });
-  __syncthreads();
-  from.is_list = s.listed <= kSampleList;
+  from.is_list = list_row(from, [](float) { return true; });
 }
 
 __device__ void add_cut(Source& from, float least, int last) {
@@ -140,6 +146,7 @@ __device__ void add_cut(Source& from, float least, int last) {
   if (threadIdx.x == 0) from.s->stage[from.stages] = {true, 0.0f, 1.0f, least, last};
   __syncthreads();
   ++from.stages;
+  from.own = NAN;
   gather(from);
 }
 
@@ -159,24 +166,72 @@ __device__ void heat(Source& from, float temperature) {
   __syncthreads();
   ++from.stages;
   from.top = 0.0f;
+  from.own = __fdiv_rn(__fsub_rn(from.own, top), t);
+}
+
+// The list is everything left: its first k entries and those equal to the last of them.
+__device__ void cut_list_top_k(Source& from, int k) {
+  SampleShared& s = *from.s;
+  const int n = s.listed;
+  if (n <= k) return;
+  sort_list(s, n);
+  if (threadIdx.x == 0) {
+    int end = k;
+    while (end < n && s.list[end].value == s.list[k - 1].value) ++end;
+    s.bin = end;
+  }
+  __syncthreads();
+  keep_first(from, s.bin);
+}
+
+// The k-th greatest of the threads' own bests bounds the k-th of all from below, and few lie above
+// it. False if too many do.
+__device__ bool list_top_k(Source& from, int k) {
+  SampleShared& s = *from.s;
+  __syncthreads();
+  s.list[threadIdx.x] = {from.own, static_cast<int>(threadIdx.x)};
+  __syncthreads();
+  sort_list(s, kSampleThreads);
+  const float least = s.list[k - 1].value;
+  return list_row(from, [&](float v) { return v >= least; });
 }
 
 __device__ void cut_top_k(Source& from, double k) {
+  if (k >= from.valid) return;
+  const int count = static_cast<int>(k);
+  if (!from.is_list && count <= kSampleThreads && from.own == from.own) {
+    from.is_list = list_top_k(from, count);
+  }
+  if (from.is_list) return cut_list_top_k(from, count);
   const unsigned long long total = fill_bins<true>(from);
-  if (static_cast<double>(total) <= k) return;
-  const Entry at = crossing<true>(from, static_cast<unsigned long long>(k) - 1);
+  if (total <= static_cast<unsigned long long>(count)) return;
+  const Entry at = crossing_of_row<true>(from, static_cast<unsigned long long>(count) - 1);
   add_cut(from, at.value, INT32_MAX);
 }
 
 __device__ void cut_top_p(Source& from, double limit, bool inclusive) {
-  const unsigned long long total = fill_bins<false>(from);
-  const double share = limit * static_cast<double>(total);
-  if (share >= static_cast<double>(total)) return;
+  SampleShared& s = *from.s;
+  unsigned long long mine = 0;
+  from.each([&](float v, int) { mine += weight_of<false>(v, from.top); });
+  const auto all = sum_of_block(s, mine);
+  const double total = static_cast<double>(all), share = limit * total;
+  if (share >= total) return;
   // Exclusive: up to the entry that exceeds the share. Inclusive: with the one that reaches it.
   const double exact = inclusive ? ceil(share) - 1.0 : floor(share);
   const auto bound = static_cast<unsigned long long>(exact > 0.0 ? exact : 0.0);
-  const Entry at = crossing<false>(from, bound);
-  // Rank 1 always stays.
+  if (!from.is_list) {
+    // Entries this light have no more than the rest of the share between them: all come too late.
+    const auto light = static_cast<unsigned long long>((total - share) / from.valid);
+    from.is_list = list_row(from, [&](float v) { return weight_of<false>(v, from.top) > light; });
+  }
+  if (from.is_list) {
+    const int n = s.listed;
+    sort_list(s, n);
+    const int at = crossing_of_list<false>(from, 0, bound, n);
+    return keep_first(from, at < n && (inclusive || at == 0) ? at + 1 : at);  // rank 1 stays
+  }
+  fill_bins<false>(from);
+  const Entry at = crossing_of_row<false>(from, bound);
   const bool keep = inclusive || (at.value == from.top && at.id == best_of(from).id);
   add_cut(from, at.value, keep ? at.id : at.id - 1);
 }
@@ -227,17 +282,18 @@ __global__ void __launch_bounds__(kSampleThreads) sample_kernel(SampleParams p) 
   if (r.mask >= 0 && r.mask < p.n_masks) from.mask = p.masks + r.mask * ((p.valid + 31) / 32);
   // NaN and infinity are left to the host.
   int odd = 0;
-  Entry mine{0.0f, -1};
+  Entry mine{-INFINITY, -1};
   from.each_column([&](float v, int id) {
     if (!from.allowed(id)) return;
     if (!(v < INFINITY)) odd = 1;
-    if (v > -INFINITY && (mine.id < 0 || before({v, id}, mine))) mine = {v, id};
+    if (v > mine.value) mine = {v, id};  // ids go up
   });
   odd = __syncthreads_or(odd);
   const Entry best = best_of_block(s, mine);
   int token = -1;
   if (!odd && best.id >= 0) {
     from.top = best.value;
+    from.own = mine.value;
     run_steps(from, r);
     if (r.draw)
       token = draw(from, r.key);

@@ -46,6 +46,7 @@ struct Source {
   int stages;
   bool is_list;  // the list holds exactly what is left
   float top;     // of what is left
+  float own;     // the greatest of this thread's columns; NaN: not known
 
   __device__ __forceinline__ bool allowed(int id) const {
     return !mask || (mask[id / 32] >> (id % 32) & 1);
@@ -68,13 +69,16 @@ struct Source {
   // f(logit, id) for every column.
   template <class F>
   __device__ __forceinline__ void each_column(const F& f) const {
+    constexpr int kTurn = kSampleThreads * kVector;
     const bool wide = wide_rows(row, 0);
-    for (int at = threadIdx.x * kVector; at < valid; at += kSampleThreads * kVector) {
-      float v[kVector];
-      load_part(row, at, valid, wide, v);
+    for (int at = threadIdx.x * kVector; at < valid; at += 2 * kTurn) {
+      float v[2][kVector];  // two loads in flight
+      load_part(row, at, valid, wide, v[0]);
+      load_part(row, at + kTurn, valid, wide, v[1]);
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        if (at + i < valid) f(v[i], at + i);
+      for (int i = 0; i < 2 * kVector; ++i) {
+        const int id = at + i / kVector * kTurn + i % kVector;
+        if (id < valid) f(v[i / kVector][i % kVector], id);
       }
     }
   }
