@@ -68,7 +68,7 @@ def perplexity(model: Any, ids: Tensor, *, chunk: int = CHUNK) -> Perplexity:
     out = []
     with torch.inference_mode():
         for piece in chunks(ids, chunk):
-            logits = model.forward(piece)[0, :-1]
+            logits = model.forward(piece)[0, :-1].cpu()
             out.append(-compute_target_log_probs(logits, piece[0, 1:], model.config.vocab_size))
     return Perplexity(torch.cat(out))
 
@@ -86,7 +86,7 @@ def kl_divergence(model: Any, reference: Any, ids: Tensor, *, chunk: int = CHUNK
         for index, piece in enumerate(chunks(ids, chunk)):
             known = isinstance(reference, list)
             target = reference[index] if known else reference.forward(piece)[0]
-            logits = model.forward(piece)[0]
+            logits = model.forward(piece)[0].to(target.device)
             out.append(compute_kl_div(logits, target, vocab))
             same.append(logits[:, :vocab].argmax(-1) == target[:, :vocab].argmax(-1))
     return Divergence(torch.cat(out), float(torch.cat(same).float().mean()))
