@@ -37,6 +37,8 @@ class CalibrationPlan:
     seed: int = 0
     cal_data: str | None = None
     cal_dataset: str | None = None
+    device: str = "cpu"
+    """Where the model writes its own text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class Calibration:
 
 
 def make_calibration(config: Config, plan: CalibrationPlan) -> Calibration:
-    """Calibration tokens as planned; the same for the same plan, model and Python installation.
+    """Calibration tokens as planned; the same for the same plan, model, Python installation and
+    kind of device.
 
     Raises:
         ConfigError: no tokenizer, or no text where the plan says there is some.
@@ -132,7 +135,13 @@ def _default_rows(
     sampled = kinds.count("sampled")
     if sampled:
         length = max(-(-sampled * plan.cols // BATCH), _MIN_SAMPLED)
-        own = sample_text(config, tokenizer, seed=plan.seed, tokens=min(length, MAX_TOKENS))
+        own = sample_text(
+            config,
+            tokenizer,
+            seed=plan.seed,
+            tokens=min(length, MAX_TOKENS),
+            device=plan.device,
+        )
         streams["sampled"] = own.reshape(-1)
     prefix = _prefix(tokenizer)
     counters = dict.fromkeys(kinds, 0)

@@ -50,7 +50,14 @@ def openings(tokenizer: Tokenizer) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def sample_text(config: Config, tokenizer: Tokenizer, *, seed: int, tokens: int) -> Tensor:
+def sample_text(
+    config: Config,
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+    tokens: int,
+    device: torch.device | str = "cpu",
+) -> Tensor:
     """`BATCH` texts of `tokens` tokens each, sampled from the plain model: int64 (BATCH, tokens).
 
     Half start from nothing, half as a user's turn. A text goes on after its end mark, as a new
@@ -64,7 +71,7 @@ def sample_text(config: Config, tokenizer: Tokenizer, *, seed: int, tokens: int)
     tokens = min(tokens, MAX_TOKENS)
     length = -(-(tokens + 64) // PAGE_SIZE) * PAGE_SIZE
     cache = Cache(model, max_num_tokens=BATCH * length)
-    model.load(device="cpu")  # the same text whatever the conversion runs on
+    model.load(device=str(device))
     try:
         starts = openings(tokenizer)
         parts = [
@@ -97,7 +104,7 @@ def _sample(model: Model, cache: Cache, opening: Tensor, *, seed: int, tokens: i
     while ids.shape[1] < tokens:
         logits = model.forward(step, {**params, "past_len": past})[:, -1].float()
         past += step.shape[1]
-        chances = torch.softmax(logits[:, : model.config.vocab_size] / _TEMPERATURE, -1)
+        chances = torch.softmax(logits[:, : model.config.vocab_size] / _TEMPERATURE, -1).cpu()
         step = torch.multinomial(chances, 1, generator=generator)
         ids = torch.cat([ids, step], 1)
     return ids[:, :tokens]

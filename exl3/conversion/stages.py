@@ -101,7 +101,12 @@ class Conversion:
             return
         a = self.arguments
         plan = CalibrationPlan(
-            a["cal_rows"], a["cal_cols"], a["seed"], a["cal_data"], a["cal_dataset"]
+            a["cal_rows"],
+            a["cal_cols"],
+            a["seed"],
+            a["cal_data"],
+            a["cal_dataset"],
+            str(self.device),
         )
         calibration = make_calibration(self.config, plan)
         self.job.input_ids, self.job.calibration = calibration.input_ids, calibration.record

@@ -45,6 +45,7 @@ from .steps import (
 # The order in which edits of single logits are done there.
 _EDITS: dict[type[SS_Base], int] = {SS_LogitBias: 0, SS_RepP: 1, SS_PresFreqP: 2, SS_BanTokens: 3}
 _PLUMBING = (SS_Sort, SS_Normalize)
+_Factors = tuple[IdRow, NDArray[np.float64], NDArray[np.float64]]
 _ROUNDING = 1e-6  # of sums of probabilities, as in SS_TopP
 
 
@@ -135,6 +136,14 @@ def _add_edits(plan: RowPlan, steps: Sequence[SS_Base], past_ids: IdRow | None, 
     zeros: FloatRow = np.broadcast_to(np.float32(0.0), width)
     row = Row(zeros, width, 0, past_ids)
     parts: list[tuple[str, IdRow, NDArray[np.float64]]] = []
+    known: dict[tuple[int, int], _Factors] = {}  # most chains have one window for both penalties
+
+    def factors(step: SS_RepP | SS_PresFreqP) -> _Factors:
+        ranges = (step.sustain_range, step.decay_range)
+        if ranges not in known:
+            known[ranges] = _factors_of(*step.window(row))
+        return known[ranges]
+
     for step in steps:
         if isinstance(step, SS_LogitBias):
             parts.append(("bias", step._ids, step._bias.astype(np.float64)))
@@ -142,25 +151,29 @@ def _add_edits(plan: RowPlan, steps: Sequence[SS_Base], past_ids: IdRow | None, 
             parts.append(("bias", step._ids, np.full(step._ids.size, -np.inf)))
         elif isinstance(step, SS_RepP):
             plan.rep_p = step.rep_p
-            seen, largest, _ = _factors_of(*step.window(row))
+            seen, largest, _ = factors(step)
             parts.append(("rep", seen, largest))
         elif isinstance(step, SS_PresFreqP):
             plan.freq_p, plan.pres_p = step.freq_p, step.pres_p
-            seen, largest, total = _factors_of(*step.window(row))
+            seen, largest, total = factors(step)
             parts += [("largest", seen, largest), ("total", seen, total)]
-    every = np.unique(np.concatenate([ids for _, ids, _ in parts]))
-    every = every[(every >= 0) & (every < width)]
+    groups = list({id(ids): ids for _, ids, _ in parts}.values())
+    every = groups[0] if known and len(groups) == 1 else np.unique(np.concatenate(groups))
+    inner = (every >= 0) & (every < width)
+    if not inner.all():
+        every = every[inner]
     plan.edits = np.zeros(every.size, EDIT)
     plan.edits["id"] = every
     for name, ids, values in parts:
-        inside = (ids >= 0) & (ids < width)
         column = plan.edits[name]
+        if ids is every:
+            column += values.astype(column.dtype)
+            continue
+        inside = (ids >= 0) & (ids < width)
         column[np.searchsorted(every, ids[inside])] += values[inside].astype(column.dtype)
 
 
-def _factors_of(
-    ids: IdRow, factors: NDArray[np.float64] | None
-) -> tuple[IdRow, NDArray[np.float64], NDArray[np.float64]]:
+def _factors_of(ids: IdRow, factors: NDArray[np.float64] | None) -> _Factors:
     """Distinct ids; the factor of each one's newest occurrence, which is the largest; the sum of
     all, added up in the host's order."""
     seen, place = np.unique(ids, return_inverse=True)
