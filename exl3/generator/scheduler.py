@@ -66,6 +66,8 @@ class Scheduler:
 
     def remove(self, job: Job) -> bool:
         """Forget a job; True if it was active."""
+        if job is self._blocked:
+            self._blocked = None
         if job in self.active:
             self.active.remove(job)
             return True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import tracemalloc
+import weakref
 
 import pytest
 
@@ -279,3 +282,39 @@ def test_counting_is_cheap(make) -> None:
     for _ in range(2000):
         metrics.observe(events[:1], 0)
     assert (time.process_time() - start) / 2000 < 50e-6
+
+
+def test_finished_jobs_hold_no_memory(make, tmp_path) -> None:
+    """A thousand requests, and nothing of them is left but what the tiers may keep."""
+    generator = make(6, cpu_cache_size=6 * 2048, disk_cache_dir=tmp_path, disk_cache_size=60_000)
+    gone = []
+
+    def batch(count: int) -> None:
+        jobs = []
+        for i in range(count):
+            length = (10, 300, 700)[i % 3] if i % 10 == 0 else 10
+            jobs.append(job(prompt(length, i), max_new_tokens=2, max_skips=i % 2))
+        gone.extend(weakref.ref(item) for item in jobs)
+        generator.enqueue(jobs)
+        for item in jobs[::7]:
+            generator.cancel(item)
+        while generator.num_remaining_jobs():
+            generator.iterate()
+
+    batch(100)
+    generator.pagetable.tiers.flush(5)
+    gc.collect()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(9):
+        batch(100)
+    generator.pagetable.tiers.flush(5)
+    del generator.model.forwards[:]
+    gc.collect()
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert sum(ref() is not None for ref in gone) == 0
+    assert after - before < 200_000
+    assert len(generator.pagetable.by_key) <= 6 and len(generator.pagetable.after) <= 6
+    assert len(generator.cpu_page_cache) <= 6 and len(list(tmp_path.rglob("*.page"))) <= 14
+    generator.close()

@@ -10,6 +10,7 @@ import torch
 from exl3 import (
     ArgmaxSampler,
     Cache,
+    CacheLayer_quant,
     Config,
     DefaultSampler,
     Generator,
@@ -100,6 +101,28 @@ def test_evicted_pages_come_back_from_host_memory(loaded) -> None:
     assert events[-1]["cached_tokens"] >= 512
     assert generator.cpu_page_cache.metrics["restored_pages"] >= 1
     cache.detach_from_model()
+
+
+@pytest.mark.parametrize("bits", [None, (4, 3)])
+def test_pages_survive_a_restart(loaded, bits, tmp_path) -> None:
+    model, _, tokenizer = loaded
+
+    def once(bits):
+        kind = {}
+        if bits:
+            kind = {"layer_type": CacheLayer_quant, "k_bits": bits[0], "v_bits": bits[1]}
+        cache = Cache(model, 1024, **kind)
+        generator = Generator(model, cache, tokenizer, disk_cache_dir=tmp_path)
+        item = job(prompt(700, 9))
+        events = run(generator, item)[item]
+        generator.close()
+        cache.detach_from_model()
+        return tokens(events), events[-1]["cached_tokens"]
+
+    first, cold = once(bits)
+    second, warm = once(bits)
+    assert (second, cold, warm) == (first, 0, 512)
+    assert once((5, 5))[1] == 0  # another encoding
 
 
 def test_generate_and_rebuild(loaded) -> None:

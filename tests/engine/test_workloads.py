@@ -143,7 +143,50 @@ def test_any_workload_over_tiers_and_a_restart(
             generator.close()
 
 
-def play(generator: Generator, requests: list[Request]) -> None:
+def test_any_workload_under_pressure() -> None:
+    preemptions: list[int] = []
+    _under_pressure(preemptions)
+    assert sum(preemptions) > 5  # the workloads do what they are for
+
+
+@settings(
+    max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    shapes=st.lists(
+        st.tuples(
+            st.sampled_from([20, 255, 300, 600, 900]),
+            st.sampled_from([3, 60, 150]),
+            st.sampled_from([None, None, 1, 100]),
+            st.sampled_from([0, 1, 5]),
+        ),
+        min_size=4,
+        max_size=12,
+    ),
+    pages=st.integers(4, 6),
+    host=st.sampled_from([0, 6]),
+    skips=st.sampled_from([0, 1, 2]),
+    drafts=DRAFTS,
+)
+def _under_pressure(preemptions, shapes, pages: int, host: int, skips: int, drafts) -> None:
+    """More than fits by far, hardly anybody may be passed: the youngest must give way."""
+    requests = [
+        Request(i % 3, length, i, limit, step, i % 3, (), start, None)
+        for i, (length, limit, step, start) in enumerate(shapes)
+    ]
+    page_bytes = PAGE_BYTES * (2 if drafts.kind == "model" else 1)
+    generator = Generator(
+        MODEL,
+        FakeCache(MODEL, pages * 256),
+        MODEL.tokenizer,
+        cpu_cache_size=host * page_bytes,
+        **drafts.arguments(pages),
+    )
+    play(generator, [r for r in requests if fits(r, pages)], skips)
+    preemptions.append(generator.metrics["preemptions"])
+
+
+def play(generator: Generator, requests: list[Request], skips: int = 4) -> None:
     """Run a workload; every request must get what it gets alone."""
     jobs: dict[int, Job] = {}
     events: dict[int, list[dict]] = {i: [] for i in range(len(requests))}
@@ -155,6 +198,7 @@ def play(generator: Generator, requests: list[Request]) -> None:
                     request.prompt(),
                     max_new_tokens=request.limit,
                     max_rq_tokens=request.step,
+                    max_skips=skips,
                     sampler=SAMPLERS[request.sampler],
                     seed=i,
                     stop_conditions=list(request.stops),

@@ -33,7 +33,7 @@ class Plan:
     seconds: float = 300.0
     clients: int = 64
     cache_tokens: int = 16384
-    host_pages: int = 24
+    host_pages: int = 16
     disk_pages: int = 100
     longest: int = 1500
     ngram: int = 0

@@ -14,7 +14,7 @@ from exl3 import ArgmaxSampler, AsyncGenerator, Generator, Job
 
 from .load import Finished, Tally
 
-STUCK_S = 60.0
+STUCK_S = 120.0
 
 
 def resident_bytes() -> int:
