@@ -37,6 +37,16 @@ class TensorInfo:
     filename: str
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor's bytes lie: row-major, little-endian, from `offset` on."""
+
+    path: Path
+    offset: int
+    identity: tuple[int, int]
+    """(size, mtime_ns) of the file when it was indexed."""
+
+
 class TensorSource(ABC):
     """Tensors by name. Reading is thread-safe; nothing is kept open between calls."""
 
@@ -56,6 +66,14 @@ class TensorSource(ABC):
             ConfigError: no such tensor.
             FormatError: the file changed or is damaged; names file and key.
         """
+
+    def place(self, key: str) -> Place | None:
+        """Where a tensor lies, if a file holds its bytes as they are; else None.
+
+        Raises:
+            ConfigError: no such tensor.
+        """
+        return None
 
     @abstractmethod
     def fingerprint(self) -> str:

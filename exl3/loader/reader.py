@@ -6,7 +6,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,18 +68,9 @@ class RangeReader:
         """
         start = time.perf_counter()
         n_bytes = target.numel() * target.itemsize
-        with storage_errors(path, "read"):
-            handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            try:
-                status = os.fstat(handle)
-                if (status.st_size, status.st_mtime_ns) != identity:
-                    raise FormatError(f"{path}: changed since it was indexed; open it again")
-                if n_bytes:
-                    self._fill(handle, offset, target)
-            except EOFError as error:
-                raise FormatError(f"{path}: {error}; the file was cut short") from error
-            finally:
-                os.close(handle)
+        with _opened(path, identity) as handle:
+            if n_bytes:
+                self._fill(handle, offset, target)
         self.metrics.add(n_bytes, time.perf_counter() - start)
 
     def _fill(self, handle: int, offset: int, target: Tensor) -> None:
@@ -105,6 +98,28 @@ class RangeReader:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
+
+
+@contextmanager
+def _opened(path: Path, identity: tuple[int, int]) -> Iterator[int]:
+    """A file for reading, checked to be the one that was indexed."""
+    with storage_errors(path, "read"):
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            status = os.fstat(handle)
+            if (status.st_size, status.st_mtime_ns) != identity:
+                raise FormatError(f"{path}: changed since it was indexed; open it again")
+            yield handle
+        except EOFError as error:
+            raise FormatError(f"{path}: {error}; the file was cut short") from error
+        finally:
+            os.close(handle)
+
+
+def read_range(path: Path, *, offset: int, target: Tensor, identity: tuple[int, int]) -> None:
+    """`RangeReader.read` of a uint8 tensor (n,) on the calling thread."""
+    with _opened(path, identity) as handle:
+        _pread(handle, target.numpy().data, offset)
 
 
 def _pread(handle: int, view: memoryview, offset: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, FormatError
 from ..util.file import read_json, storage_errors
-from .base import TensorInfo, TensorSource
+from .base import Place, TensorInfo, TensorSource
 from .header import Entry, read_header
 from .reader import LoadMetrics, RangeReader
 
@@ -76,13 +76,16 @@ class SafetensorsCollection(TensorSource):
     def info(self, key: str) -> TensorInfo:
         return self._entry(key).info
 
-    def get(self, key: str, *, dtype: torch.dtype | None = None) -> Tensor:
+    def place(self, key: str) -> Place:
         entry = self._entry(key)
         path = Path(entry.info.filename)
         header = self._headers[path.name]
-        tensor = torch.empty(entry.info.shape, dtype=entry.info.dtype)
-        identity = (header.size, header.mtime_ns)
-        self._reader.read(path, offset=entry.offset, target=tensor, identity=identity)
+        return Place(path, entry.offset, (header.size, header.mtime_ns))
+
+    def get(self, key: str, *, dtype: torch.dtype | None = None) -> Tensor:
+        info, place = self._entry(key).info, self.place(key)
+        tensor = torch.empty(info.shape, dtype=info.dtype)
+        self._reader.read(place.path, offset=place.offset, target=tensor, identity=place.identity)
         return tensor if dtype is None else tensor.to(dtype)
 
     def fingerprint(self) -> str:
@@ -241,6 +244,9 @@ class VariantSafetensorsCollection(TensorSource):
 
     def get(self, key: str, *, dtype: torch.dtype | None = None) -> Tensor:
         return self._source(key).get(key, dtype=dtype)
+
+    def place(self, key: str) -> Place | None:
+        return self._source(key).place(key)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.main.fingerprint().encode())

@@ -22,7 +22,7 @@ from .config import Config
 from .decode import DecodeGraphs
 from .inputs import Params, check_cache, check_ids, check_params, make_batch
 from .load_options import LoadArguments, console_progress
-from .packing import WeightPacker
+from .packing import WeightPacker, read_ahead
 from .storage import layout_tree, storage_info
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,10 @@ class Model:
         complete = False
         packer = WeightPacker()
         try:
-            with console_progress(arguments.progressbar, total) as report:
+            with (
+                console_progress(arguments.progressbar, total) as report,
+                read_ahead(self.config.stc, self.modules, device) as stc,
+            ):
                 for done in range(total + 1):
                     report(done)
                     if arguments.callback is not None:
@@ -112,7 +115,7 @@ class Model:
                     complete = done == total
                     yield (done, total)
                     if done < total:
-                        self.modules[done].load(self.config.stc, options)
+                        self.modules[done].load(stc, options)
                         packer.add(self.modules[done])
         finally:
             if not complete:

@@ -1,12 +1,42 @@
-"""Placing the weights of a loaded model next to each other, in the order a step reads them."""
+"""Where weights go while a model is loaded: on the CPU next to each other, in the order in which a
+step reads them; on a device read ahead."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from ..loader.base import TensorSource
+from ..loader.staging import Staged
 from ..modules.base import Module
 from ..modules.linear import Linear
 
 GROUP_BYTES = 64 << 20
 """Planes moved at a time: what loading needs on top of the model. A group is many huge pages."""
+
+
+# The tensors of a module that are large, or used as they are.
+_STAGED = (".trellis", ".suh", ".svh", ".weight")
+
+
+def read_ahead(
+    stc: TensorSource, modules: Sequence[Module], device: torch.device
+) -> AbstractContextManager[TensorSource]:
+    """`stc` with the weights of `modules` read ahead onto a CUDA device; on the CPU, where reading
+    is all there is to do, `stc` itself."""
+    if device.type != "cuda":
+        return nullcontext(stc)
+    keys = (
+        key
+        for top in modules
+        for module in top
+        if not module.children()
+        for key in stc.list(module.key)
+        if key.endswith(_STAGED)
+    )
+    return Staged(stc, dict.fromkeys(keys), device)
 
 
 class WeightPacker:

@@ -101,8 +101,6 @@ def on_device(
     tensors: QuantizedTensors | StoredTensors, device: torch.device
 ) -> QuantizedTensors | StoredTensors:
     """The tensors of a layer on a device."""
-    if tensors.trellis.device == device:
-        return tensors
     bias = tensors.bias
     return StoredTensors(
         tensors.trellis.to(device),
