@@ -35,17 +35,23 @@ static void dequantise_rows_of(const QuantRows& from, int64_t row, int64_t step,
     const uint32_t* words = from.words + row * blocks * kBits;
     for (int first = 0; first < blocks; first += kLanes) {
       const int count = blocks - first < kLanes ? blocks - first : kLanes;
-      float steps[kLanes];
-      vstore(steps, vload_half_part(scales + first, count) * vset(1.0f / kHalf));
+      // code * step and offset both fit 24 bits: the value has no rounding.
+      float steps[kLanes], offsets[kLanes];
+      const vec step = vload_half_part(scales + first, count) * vset(1.0f / kHalf);
+      vstore(steps, step);
+      vstore(offsets, step * vset(0.5f - kHalf));
       for (int b = first; b < first + count; ++b) {
         vec codes[kBlockVectors];
         block_codes<kBits>(words + b * kBits, codes);
         float* out = to + b * kQuantBlock;
         const int left = dim - b * kQuantBlock;
         for (int i = 0; i < kBlockVectors; ++i) {
-          const vec v = (codes[i] - vset(kHalf - 0.5f)) * vset(steps[b - first]);
+          const vec v = vfma(codes[i], vset(steps[b - first]), vset(offsets[b - first]));
           const int lanes = left - i * kLanes;
-          if (lanes > 0) store_n(out + i * kLanes, v, lanes < kLanes ? lanes : kLanes);
+          if (lanes >= kLanes)
+            vstore(out + i * kLanes, v);
+          else if (lanes > 0)
+            vstore_part(out + i * kLanes, v, lanes);
         }
       }
     }
