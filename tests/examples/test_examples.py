@@ -266,19 +266,37 @@ def test_demo_converts(example, capsys, tmp_path: Path) -> None:
     assert time.perf_counter() - start < 30  # nothing is converted again
 
 
-def test_notebook(model: Path) -> None:
+def run_notebook(name: str, model: Path) -> list:
+    """Execute a notebook on a model; its outputs."""
     nbformat = pytest.importorskip("nbformat", reason="needs the notebook extra")
     nbclient = pytest.importorskip("nbclient", reason="needs the notebook extra")
     pytest.importorskip("matplotlib", reason="needs the notebook extra")
     pytest.importorskip("ipykernel", reason="needs the notebook extra")
-    (model / "conversion_report.json").write_text(json.dumps(REPORT))
-    notebook = nbformat.read(EXAMPLES / "quantization.ipynb", as_version=4)
+    notebook = nbformat.read(EXAMPLES / name, as_version=4)
     nbformat.validate(notebook)
     parameters = next(cell for cell in notebook.cells if cell.source.startswith("directory ="))
-    parameters.source = f"directory = {str(model)!r}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})"
+    _, _, others = parameters.source.partition("\n")
+    start = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+    parameters.source = f"{start}directory = {str(model)!r}\n{others}"
     nbclient.NotebookClient(
         notebook, timeout=120, resources={"metadata": {"path": str(EXAMPLES)}}
     ).execute()
     outputs = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
-    assert any("image/png" in out.get("data", {}) for out in outputs)
     assert not any(out.output_type == "error" for out in outputs)
+    return outputs
+
+
+def test_notebook(model: Path) -> None:
+    (model / "conversion_report.json").write_text(json.dumps(REPORT))
+    outputs = run_notebook("quantization.ipynb", model)
+    assert any("image/png" in out.get("data", {}) for out in outputs)
+
+
+def test_adapters_notebook(model: Path) -> None:
+    pytest.importorskip("transformers")
+    outputs = run_notebook("adapters.ipynb", model)
+    text = "".join(out.get("text", "") for out in outputs if out.get("name") == "stdout")
+    said = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    answers = [said[name] for name in said if name.strip() in ("none", "full", "half", "both")]
+    assert len(answers) == 4 and len(set(answers)) > 2 and "True" in text.splitlines()
+    assert float(said["relative difference"]) < 0.05
