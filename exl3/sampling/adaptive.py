@@ -50,7 +50,7 @@ class SS_XTC(_Cut):
 
     def apply(self, row: Row) -> None:
         probs = row.probs()
-        high = np.flatnonzero(probs >= self.threshold)
+        high = np.flatnonzero((probs >= self.threshold) & (probs > 0.0))  # masked ones are out
         ids = high if row.ids is None else row.ids[high]
         high = high[~np.isin(ids, self._protected)]
         if high.size < 2:

@@ -296,6 +296,11 @@ def test_xtc_protects() -> None:
     close(distribution([SS_XTC(0.9, 0.1, tokenizer=Tokenizer())], logits), want)
 
 
+def test_xtc_of_everything_leaves_the_least_likely_that_is_not_masked() -> None:
+    logits = torch.tensor([[1.0, 0.5, -math.inf, 0.7]])
+    assert int(CustomSampler([SS_XTC(1.0, 0.0), SS_Sample()]).forward(logits)) == 1
+
+
 def test_adaptive_p_remembers_and_copies_do_not_share() -> None:
     sampler = AdaptivePSampler(0.0, 0.3, 0.9)
     twin = sampler.clone()
