@@ -105,8 +105,10 @@ class SS_DRY(_LogitStep):
         at = at[~np.isin(past[at + 1], self.breakers)]
         if not at.size:
             return none
-        common = _common_starts(past[::-1].tolist())
-        lengths = np.array([common[past.size - 1 - place] for place in at.tolist()], np.int64)
+        lengths = _short_matches(past, at, least, limit)
+        if lengths is None:
+            common = _common_starts(past[::-1].tolist())
+            lengths = np.array([common[past.size - 1 - place] for place in at.tolist()], np.int64)
         return past[at + 1], np.minimum(lengths, limit)
 
     def _unbroken(self, past: NDArray[np.int64]) -> int:
@@ -115,6 +117,25 @@ class SS_DRY(_LogitStep):
             return past.size
         places = np.flatnonzero(np.isin(past, self.breakers))
         return past.size - 1 - int(places[-1]) if places.size else past.size
+
+
+def _short_matches(
+    past: NDArray[np.int64], at: NDArray[np.int64], least: int, limit: int
+) -> NDArray[np.int64] | None:
+    """Lengths of the matches that end at the places `at`, `least` known, as far as `limit`. None:
+    some are so long, or so many, that all places together are better dealt with."""
+    lengths = np.full(at.size, least, np.int64)
+    going, work = np.arange(at.size), 0
+    for length in range(least, limit):
+        going = going[at[going] >= length]
+        going = going[past[at[going] - length] == past[-1 - length]]
+        if not going.size:
+            break
+        lengths[going] = length + 1
+        work += going.size + 256
+        if work > past.size:
+            return None
+    return lengths
 
 
 def _common_starts(items: Sequence[int]) -> list[int]:

@@ -117,6 +117,19 @@ def test_a_special_token_as_stop_string_stops_on_its_id(make) -> None:
     assert events[-1]["eos_reason"] == "stop_token" and text(events) == "a"
 
 
+def test_a_special_token_spelt_out_stops_as_text(make) -> None:
+    events = say(make, letters("a<|im_end|>b"), stop_conditions=["<|im_end|>"])
+    assert events[-1]["eos_reason"] == "stop_string" and text(events) == "a"
+
+
+def test_bare_strings_in_place_of_lists(make) -> None:
+    """Not their letters, one by one."""
+    events = say(make, letters("oof foo bar"), banned_strings="foo", max_new_tokens=20)
+    assert text(events).startswith("oof ") and "foo" not in text(events)
+    events = say(make, letters("oof foo bar"), stop_conditions="foo")
+    assert text(events) == "oof "
+
+
 @pytest.mark.parametrize("show", [False, True])
 def test_special_tokens_in_text(make, show: bool) -> None:
     events = say(make, [b"a", 2, b"b"], decode_special_tokens=show)

@@ -254,6 +254,27 @@ def test_dry(past, multiplier, base, allowed, reach, breakers) -> None:
     torch.testing.assert_close(state.logits.flatten().double(), want, rtol=1e-6, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [500, 2000])
+@pytest.mark.parametrize("period", [1, 3, 40, 600])
+def test_dry_on_long_texts(size: int, period: int) -> None:
+    """Matches too long for the quick way, and some in between."""
+    past = [i % period for i in range(size)]
+    past[size // 2] = 700
+    step = SS_DRY(0.5, 1.001, 3)
+    tokens, lengths = step.matches(np.array(past))
+    got: dict[int, int] = {}
+    for token, length in zip(tokens.tolist(), lengths.tolist(), strict=True):
+        got[token] = max(got.get(token, 0), length)
+    want = {}
+    for i in range(size - 1):
+        n = 0
+        while n <= i and past[i - n] == past[-1 - n]:
+            n += 1
+        if n >= 3:
+            want[past[i + 1]] = max(want.get(past[i + 1], 0), n)
+    assert got == want
+
+
 def test_dry_looks_past_images_and_ignores_ids_outside() -> None:
     past = torch.tensor([[7, 10**9, 7, 8, 10**9, 7]])
     logits = make_logits()

@@ -43,10 +43,10 @@ def resolve(path: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(table.ABSENT))
-def test_absent(path: str) -> None:
-    with pytest.raises((AttributeError, ImportError)):
-        resolve(path)
+def test_absent() -> None:
+    for path in table.ABSENT:
+        with pytest.raises((AttributeError, ImportError)):
+            resolve(path)
 
 
 @pytest.mark.parametrize("path", sorted(table.EXPORTS.keys() - table.ABSENT))
