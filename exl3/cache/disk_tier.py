@@ -226,7 +226,13 @@ class DiskTier:
             if self._queue.free:
                 return self._queue.free.pop()
         if self._allocated < self._max_buffers:
-            new = [_Buffer(data) for data in self._io.buffers(self._max_buffers - self._allocated)]
+            try:
+                found = self._io.buffers(self._max_buffers - self._allocated)
+            except (RuntimeError, MemoryError) as error:  # no reason to end anybody's request
+                logger.warning("page cache: no memory for buffers: %s", error)
+                self._max_buffers = self._allocated
+                return None
+            new = [_Buffer(data) for data in found]
             self._allocated += len(new)
             with self._queue.changed:
                 self._queue.free += new[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from ..errors import ConfigError, Exl3Error
 from .page_io import PageIO
+
+logger = logging.getLogger(__name__)
 
 Ids = NDArray[np.int64]
 
@@ -90,6 +93,8 @@ class HostTier:
             self._used.move_to_end(record.key)
             return
         slot = self._slot()
+        if slot is None:
+            return
         self._io.save(page, slot)
         self._used[record.key] = (record, slot)
         self._after.setdefault(record.previous, set()).add(record.key)
@@ -113,12 +118,18 @@ class HostTier:
         keys = self._after.get(previous, ())
         return longest_start(((key, self._used[key][0].ids) for key in keys), ids, least)
 
-    def _slot(self) -> Tensor:
+    def _slot(self) -> Tensor | None:
         if not self._free and self._allocated < self.max_slots:
-            self._free = self._io.buffers(self.max_slots - self._allocated)
+            try:
+                self._free = self._io.buffers(self.max_slots - self._allocated)
+            except (RuntimeError, MemoryError) as error:  # no reason to end anybody's request
+                logger.warning("host tier: no memory after %d slots: %s", self._allocated, error)
+                self.max_slots = self._allocated
             self._allocated += len(self._free)
         if self._free:
             return self._free.pop()
+        if not self._used:
+            return None
         _, (record, slot) = self._used.popitem(last=False)
         self._forget(record)
         self.metrics["evicted_pages"] += 1

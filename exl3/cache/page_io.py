@@ -72,14 +72,20 @@ class PageIO:
         shapes = [(str(part.dtype), tuple(part.shape)) for part in self._tensors(0)]
         return repr((shapes, [cache.page_format() for cache in self.caches]))
 
+    def _parts(self, page: int) -> list[Tensor]:
+        parts = self._tensors(page)
+        if len(parts) != len(self._ranges):
+            raise ConfigError("the cache has lost its tensors: its model was unloaded")
+        return parts
+
     def save(self, page: int, buffer: Tensor) -> None:
         """Copy a page into a buffer."""
-        for (start, end), part in zip(self._ranges, self._tensors(page), strict=True):
+        for (start, end), part in zip(self._ranges, self._parts(page), strict=True):
             buffer[start:end].copy_(part.view(-1).view(torch.uint8), non_blocking=True)
 
     def load(self, buffer: Tensor, page: int) -> None:
         """Copy a buffer into a page."""
-        for (start, end), part in zip(self._ranges, self._tensors(page), strict=True):
+        for (start, end), part in zip(self._ranges, self._parts(page), strict=True):
             part.view(-1).view(torch.uint8).copy_(buffer[start:end], non_blocking=True)
 
     def fence(self) -> Fence:

@@ -33,7 +33,7 @@ class Runner:
         sequence = job.sequence
         last = len(sequence) - 1
         adopted = sequence.adopt(self.table, min(last, job.final_length() - 1))
-        if adopted and not job.new_tokens:
+        if adopted and not job.requeued:
             job.cached_tokens += adopted
             job.cached_pages += adopted // PAGE_SIZE
         start = sequence.stored

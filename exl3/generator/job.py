@@ -135,6 +135,7 @@ class Job:
         self.draft_state: Any = None
         self.tried_at = -1  # version of the page table when pages were last asked for in vain
         self.first_round = True
+        self.requeued = False
         self.cache_full = False
         self.timing = Timing()
         self.stream: TextStream | None = None
@@ -447,6 +448,7 @@ class Job:
     def requeue(self, out: Event) -> None:
         """Back to the queue with the text so far; `out` is the event of the last token."""
         self.state = JobState.PENDING
+        self.requeued = True
         self.tried_at = -1
         self.timing.to("enqueued")
         out["requeue"] = True

@@ -241,6 +241,7 @@ class PageTable:
 
     def unlink(self, page: Page) -> None:
         """Forget the contents."""
+        self.tiers.dropped(page)
         if page.key is not None and self.by_key.get(page.key) is page:
             del self.by_key[page.key]
         if page.previous is not None:

@@ -59,7 +59,7 @@ class Scheduler:
         self.active.remove(job)
         place = 0
         for index, other in enumerate(self.pending):
-            waits = _is_due(other) or not other.first_round
+            waits = _is_due(other) or other.requeued
             if waits and other.serial_number < job.serial_number:
                 place = index + 1
         self.pending.insert(place, job)

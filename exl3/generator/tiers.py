@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Recall", "TierSizes", "Tiers", "make_tiers"]
 
+logger = logging.getLogger(__name__)
+
 READ_AHEAD = 8  # pages of a prompt that are asked for at once
 
 
@@ -37,6 +41,7 @@ class Tiers:
         self.host, self.disk = host, disk
         self.metrics = {"host_hits": 0, "disk_hits": 0, "unsaved_pages": 0}
         self._io = io
+        self._lock = threading.RLock()  # a generator may be closed in another thread
         self._unsaved: OrderedDict[bytes, Page] = OrderedDict()  # complete, not on disk yet
 
     def __contains__(self, key: bytes) -> bool:
@@ -88,6 +93,11 @@ class Tiers:
         if self.disk is not None and page.key is not None and not self.disk.knows(page.key):
             self._unsaved[page.key] = page
 
+    def dropped(self, page: Page) -> None:
+        """The contents of a page are forgotten."""
+        if page.key is not None and self._unsaved.get(page.key) is page:
+            del self._unsaved[page.key]
+
     def evicted(self, page: Page) -> None:
         """The cache needs the place of a complete page."""
         assert page.key is not None
@@ -98,38 +108,47 @@ class Tiers:
 
     def write_behind(self, at_most: int) -> bool:
         """Hand complete pages over to be written. True if some are left."""
-        while self._unsaved and at_most > 0:
-            key, page = next(iter(self._unsaved.items()))
-            if page.key == key and not self._save(page):
-                break
-            self._unsaved.pop(key, None)
-            at_most -= 1
-        return bool(self._unsaved)
+        if not self._unsaved:
+            return False
+        with self._lock:
+            while self._unsaved and at_most > 0:
+                key, page = next(iter(self._unsaved.items()))
+                if not self._save(page):
+                    break
+                del self._unsaved[key]
+                at_most -= 1
+            return bool(self._unsaved)
 
     def _save(self, page: Page) -> bool:
-        assert self.disk is not None and page.key is not None
+        if self.disk is None or page.key is None:
+            return True
         return self.disk.knows(page.key) or self.disk.offer(PageRecord.of(page), page.index)
 
     def flush(self, timeout_s: float) -> None:
         """Write what is not on disk yet, as far as the time allows and the cache still exists."""
-        end = time.monotonic() + timeout_s
-        if self.disk is None or self._io is None or not self._io.available():
+        end, disk = time.monotonic() + timeout_s, self.disk
+        if disk is None or self._io is None or not self._io.available():
             return
-        while (self.write_behind(1 << 30) or self.disk.is_busy()) and time.monotonic() < end:
-            if not self.disk.is_busy():  # writing has failed
+        while (self.write_behind(1 << 30) or disk.is_busy()) and time.monotonic() < end:
+            if not disk.is_busy():  # writing has failed
                 return
-            self.disk.wait(end - time.monotonic())
+            disk.wait(end - time.monotonic())
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Give memory back; from now on everything is a miss. Harmless twice."""
         if timeout_s > 0:
-            self.flush(timeout_s)
-        if self.host is not None:
-            self.host.clear()
-        if self.disk is not None:
-            self.disk.close(timeout_s)
-        self.host = self.disk = None
-        self._unsaved.clear()
+            try:
+                self.flush(timeout_s)
+            except ConfigError as error:  # the model is being unloaded
+                logger.warning("page cache: not everything was saved: %s", error)
+        with self._lock:
+            host, disk = self.host, self.disk
+            self.host = self.disk = None
+            self._unsaved.clear()
+        if host is not None:
+            host.clear()
+        if disk is not None:
+            disk.close(timeout_s)
 
     def check_integrity(self, page_key: Callable[[bytes, Ids], bytes]) -> None:
         """Raises Exl3Error if a tier contradicts itself or holds a page under a wrong key."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exl3 import Config, Model
 from exl3.cache.disk_tier import DiskTier, Recall
 from exl3.cache.host_tier import PageRecord
 from exl3.cache.page_files import PageFiles
@@ -349,3 +350,32 @@ def test_integrity_check_covers_the_files(tmp_path: Path) -> None:
     with pytest.raises(Exl3Error, match="page files"):
         generator.check_integrity()
     generator.close()
+
+
+def test_no_memory_for_the_tiers_ends_no_request(tmp_path: Path, monkeypatch, caplog) -> None:
+    def buffers(self, at_most):
+        raise RuntimeError("cannot allocate")
+
+    monkeypatch.setattr(PageIO, "buffers", buffers)
+    generator = disk(tmp_path, 4, host=4)
+    with caplog.at_level(logging.WARNING):
+        for start in range(3):
+            item, ids = job(prompt(900, start), max_new_tokens=3), prompt(900, start)
+            expect_alone(generator, item, run(generator, item)[item], ids, 3)
+    assert caplog.text.count("no memory") == 2
+    assert generator.cpu_page_cache.max_slots == 0 and len(generator.disk_page_cache) == 0
+    generator.close()
+
+
+def test_files_belong_to_one_model_and_order_of_layers() -> None:
+    directory = Path(__file__).parents[1] / "fixtures" / "golden" / "tiny_llama_exl3"
+
+    def fingerprint(change: dict, **arguments) -> str:
+        config = Config.from_directory(str(directory), **arguments)
+        config.config_dict = {**config.config_dict, **change}
+        return Model.from_config(config).fingerprint()
+
+    same = fingerprint({})
+    assert fingerprint({}) == same
+    assert fingerprint({"rope_theta": 1.0}) != same
+    assert fingerprint({}, layer_map="0,0") != same

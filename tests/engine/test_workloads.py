@@ -238,6 +238,7 @@ def play(generator: Generator, requests: list[Request], skips: int = 4) -> None:
         got = (tokens(mine), text(mine), mine[-1]["eos_reason"])
         assert got == want
         assert mine[-1]["full_completion"] == want[1]
+        assert mine[-1]["cached_tokens"] < len(request.prompt())
         assert mine[-1]["prompt_tokens"] == len(request.prompt())
 
 
