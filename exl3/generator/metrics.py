@@ -55,6 +55,8 @@ class Metrics:
         self.counts["failures"] += "exception" in event
         self.counts["prompt_tokens"] += event["prompt_tokens"]
         self.counts["cached_tokens"] += event["cached_tokens"]
+        for name in ("accepted_draft_tokens", "rejected_draft_tokens"):
+            self.counts[name] += event.get(name, 0)
 
     def snapshot(self) -> dict[str, Any]:
         """See `Generator.metrics`."""
@@ -64,6 +66,7 @@ class Metrics:
         names = (
             *("finished", "cancels", "failures", "requeues", "preemptions"),
             *("prompt_tokens", "cached_tokens", "prefill_tokens", "decode_tokens"),
+            *("accepted_draft_tokens", "rejected_draft_tokens"),
         )
         out: dict[str, Any] = {name: self.counts[name] for name in names}
         out["prefill_tokens_per_s"] = sum(bucket[1] for bucket in recent) / span

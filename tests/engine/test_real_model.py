@@ -140,38 +140,3 @@ def test_evaluation(loaded) -> None:
     )
     assert abs(same.mean) < 1e-3 and same.same_top > 0.9
     assert evaluation.perplexity(model, ids, chunk=32).perplexity > 1
-
-
-def repeating(length: int) -> torch.Tensor:
-    return prompt(12, length).repeat(1, length // 12 + 1)[:, :length]
-
-
-@pytest.mark.parametrize("kind", ["ngram", "model"])
-def test_drafting_changes_no_bit(loaded, kind: str) -> None:
-    """The logits of every token, with and without drafts, alone and together."""
-    model, cache, tokenizer = loaded
-    lengths = (5, 250, 255, 300)
-    options = {"ngram_match_min": 2}
-    draft_cache = Cache(model, cache.max_num_tokens)
-    if kind == "model":
-        options = {"draft_model": model, "draft_cache": draft_cache}
-
-    def answers(lengths: tuple[int, ...], **options) -> list[list[dict]]:
-        """From a cold cache."""
-        generator = Generator(model, cache, tokenizer, **options)
-        jobs = [job(repeating(n), return_logits=True, max_new_tokens=24) for n in lengths]
-        return list(run(generator, *jobs).values())
-
-    plain = [answers((n,))[0] for n in lengths]
-    alone = [answers((n,), num_draft_tokens=3, **options)[0] for n in lengths]
-    together = answers(lengths, num_draft_tokens=3, **options)
-    for got in (alone, together):
-        for want, events in zip(plain, got, strict=True):
-            assert tokens(want) == tokens(events) and text(want) == text(events)
-            for a, b in zip(want, events, strict=True):
-                assert ("logits" in a) == ("logits" in b)
-                assert "logits" not in a or torch.equal(a["logits"], b["logits"])
-        assert sum(events[-1]["accepted_draft_tokens"] for events in got) > 20
-        rejected = sum(events[-1]["rejected_draft_tokens"] for events in got)
-        assert kind == "ngram" or rejected == 0
-    draft_cache.detach_from_model()
