@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from argparse import ArgumentParser
 from typing import Any
 
@@ -181,3 +182,36 @@ def test_pages_come_back_from_host_memory(model: Model) -> None:
     items = [job(prompt(700, seed)) for seed in (0, 1, 0)]
     first, _, again = (tokens(run(generator, item)[item]) for item in items)
     assert again == first and generator.cpu_page_cache.metrics["restored_pages"] > 0
+
+
+def test_random_jobs_get_what_they_get_alone(model: Model) -> None:
+    """Shared prefixes, jobs that come and are cancelled around, a cache too small for all."""
+    tokenizer = Tokenizer.from_config(model.config)
+    chosen = random.Random(7)
+    lengths = [chosen.choice((20, 200, 255, 256, 257, 400, 511)) for _ in range(14)]
+    ids = [prompt(n, chosen.choice((0, 1))) for n in lengths]
+    generator = Generator(model, quant_cache(model, 1536), tokenizer, max_chunk_size=256)
+    items = [job(x, return_logits=True) for x in ids]
+    rest = [job(prompt(300, 9), max_new_tokens=50) for _ in range(3)]
+    for at, item in enumerate(items):
+        generator.enqueue(item)
+        if at % 5 == 1:
+            generator.enqueue(rest[at // 5])
+    found: dict[Any, list[dict]] = {item: [] for item in [*items, *rest]}
+    steps = 0
+    while generator.num_remaining_jobs():
+        for event in generator.iterate():
+            found[event["job"]].append(event)
+        steps += 1
+        if steps % 6 == 0 and rest:
+            generator.cancel(rest.pop())
+    for x, item in zip(ids, items, strict=True):
+        alone = Generator(model, quant_cache(model, 1536), tokenizer)
+        single = job(x, return_logits=True)
+        first, want = (
+            next(e["logits"][0] for e in events if "logits" in e)
+            for events in (found[item], run(alone, single)[single])
+        )
+        width = tokenizer.actual_vocab_size
+        assert (first[:1] - want[:1])[:, :width].abs().max() < 0.2
+    generator.check_integrity()

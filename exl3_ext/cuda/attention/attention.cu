@@ -1,10 +1,11 @@
-// out = softmax(softcap(scale * q k^T) + mask) v over a paged float16 cache.
+// out = softmax(softcap(scale * q k^T) + mask) v over a paged cache, float16 or quantised.
 // Work split: a block takes a tile of rows of one kv head (its q heads share every key it reads)
 // and a chunk of the keys, 4 warps, keys in tiles of 64 through shared memory, two ahead. Few rows
 // (decode): 16 rows, the warps split the keys; many: 64 rows, the warps split the rows. Products on
 // tensor cores with float32 sums; the softmax is online. Chunks are summed in order by the block
-// that finishes last, so results repeat bit for bit. Shared memory: 75 KB at head dim 128. Bound:
-// bytes of K and V in decode, tensor cores in prefill. Needs sm_80.
+// that finishes last, so results repeat bit for bit. Shared memory: 75 KB at head dim 128, 39 KB
+// and the words of two tiles (2 KB a bit of K and V) for a quantised cache. Bound: bytes of K and V
+// in decode (quantised: decoding them), tensor cores in prefill. Needs sm_80.
 #include <cuda_runtime.h>
 
 #include <atomic>
