@@ -74,8 +74,13 @@ def test_ids_that_cannot_be_drawn_are_not_proposed(make) -> None:
     model = FakeModel(letters=b"abc")
     model.config.vocab_size = 300  # more than the tokenizer has
     generator = make(2, model, ngram_match_min=1)
-    run(generator, job([100, 299, 100, 299, 100, 299, 100]))
-    assert max(bsz for bsz, _ in model.forwards) >= 1
+    run(generator, job([100, 299, 100, 299, 100, 299, 100], max_new_tokens=1))
+    item = job([100, 299, 100, 101, 299, 100, 101, 299, 100], max_new_tokens=20)
+    seen = []
+    propose = generator._speculation.drafter.propose
+    generator._speculation.drafter.propose = lambda *a: seen.append(propose(*a)) or seen[-1]
+    run(generator, item)
+    assert seen[0] == [[101]]
 
 
 # How far
@@ -107,6 +112,26 @@ def test_dynamic_length() -> None:
     for _ in range(9):
         eager.update(5, 0)
     assert eager.next() == 1
+
+
+def test_the_longest_wish_counts_for_all(make) -> None:
+    model = FakeModel(letters=LETTERS)
+    arguments = drafting(model, 4, "model", num_draft_tokens=6)
+    generator = make(4, model, dynamic_draft_tokens=True, record_draft_stats=True, **arguments)
+    pair = [job(prompt(20, i), max_new_tokens=30) for i in range(2)]
+    generator.enqueue(pair)
+    for item, ema in zip(pair, (0.0, 2.5), strict=True):
+        item.draft_length.ema = ema
+    while not pair[1].draft_stats:
+        generator.iterate()
+    assert [item.draft_stats[0][1] for item in pair] == [3, 3]
+    generator.clear_queue()
+    lone = job(prompt(20), max_new_tokens=30)
+    generator.enqueue(lone)
+    lone.draft_length.ema = 0.0
+    for _ in range(10):
+        generator.iterate()
+    assert not lone.draft_stats and lone.new_tokens > 5
 
 
 def test_share() -> None:

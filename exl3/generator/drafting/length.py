@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 
 from ...errors import ConfigError
@@ -33,7 +34,7 @@ class DraftOptions:
             ("num_draft_tokens", self.tokens),
             ("dynamic_draft_probe_interval", self.probe_interval),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not isinstance(value, numbers.Integral) or value < 1:
                 raise ConfigError(f"{name} is {value!r}, expected a whole number of at least 1")
         for name, alpha in (("up", self.alpha_up), ("down", self.alpha_down)):
             if not 0 < alpha < 2:  # beyond, the average would not settle

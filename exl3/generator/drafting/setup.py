@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 from ...errors import ConfigError, UnsupportedError
@@ -27,7 +28,11 @@ def draft_options(draft_model: Any, num_draft_tokens: int | None, *rest: Any) ->
 
 
 def speculation(
-    generator: Any, draft_model: Any, draft_cache: Any, ngram_match_min: int, options: DraftOptions
+    generator: Any,
+    draft_model: Any,
+    draft_cache: Any,
+    ngram_match_min: int | None,
+    options: DraftOptions,
 ) -> Speculation | None:
     """What drafts for a generator, which has model, cache and tokenizer already; None if nothing.
 
@@ -37,11 +42,10 @@ def speculation(
     """
     if (draft_model is None) != (draft_cache is None):
         raise ConfigError("draft_model and draft_cache: give both or neither")
-    if isinstance(ngram_match_min, bool) or not isinstance(ngram_match_min, int):
-        raise ConfigError(f"ngram_match_min is {ngram_match_min!r}, expected a whole number")
-    if ngram_match_min < 0:
-        raise ConfigError(f"ngram_match_min is {ngram_match_min}, expected at least 0")
-    if draft_model is not None and ngram_match_min:
+    match_min = 0 if ngram_match_min is None else ngram_match_min
+    if not isinstance(match_min, numbers.Integral) or match_min < 0:
+        raise ConfigError(f"ngram_match_min is {match_min!r}, expected a whole number, 0 for off")
+    if draft_model is not None and match_min:
         raise ConfigError("ngram_match_min excludes draft_model: choose one kind of draft")
     if draft_model is not None:
         _check_model(generator, draft_model, draft_cache)
@@ -49,8 +53,8 @@ def speculation(
             draft_model.attach_target(generator.model)
         drafter = ModelDrafter(draft_model, draft_cache, generator.num_columns)
         return Speculation(drafter, options)
-    if ngram_match_min:
-        return Speculation(NgramDrafter(ngram_match_min, generator.num_columns), options)
+    if match_min:
+        return Speculation(NgramDrafter(int(match_min), generator.num_columns), options)
     return None
 
 
