@@ -184,7 +184,7 @@ def test_banned_strings_inside_a_grammar(generator, step) -> None:
 
 def test_rollback_is_replay(generator) -> None:
     filter = LLGuidanceFilter(generator.tokenizer, json_schema=PERSON)
-    sequence = ids(generator, '{"name": "abc", "age": 12, "tags": ["bb"]}')
+    sequence = ids(generator, '{"name":"abc","age":12,"tags":["bb"]}')
     item = job(ids(generator), filters=[filter])
     generator.enqueue(item)
     masks = []

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError
+from ...errors import ConfigError, UnsupportedError
 from .base import Filter
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,9 @@ _vocabularies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 # White space between the parts of a JSON text: a space, or a line break with an indent. Without a
 # bound a model may go on with white space until its limit.
-JSON_DEFAULTS = {"whitespace_pattern": r"[ ]|\n[ ]{0,20}"}
+_BOUNDED = {"whitespace_pattern": r"[ ]|\n[ ]{0,20}"}
+# For versions of the package that let the pattern repeat.
+_COMPACT = {"whitespace_flexible": False}
 
 # Reasons of a matcher to stop that mean that the grammar is satisfied.
 _FINISHED = ("NoExtension", "NoExtensionBias", "EndOfSentence")
@@ -80,8 +82,9 @@ class LLGuidanceFilter(Filter):
             )
         package = _package()
         kind, source = chosen.popitem()
-        grammar = _compile(package, kind, source)
-        self._matcher = package.LLMatcher(_vocabulary(tokenizer), grammar, log_level=0)
+        vocabulary = _vocabulary(tokenizer)
+        grammar = _compile(package, vocabulary, kind, source)
+        self._matcher = package.LLMatcher(vocabulary, grammar, log_level=0)
         self._check(f"bad {kind}: ")
         for warning in self._matcher.get_grammar_warnings():
             logger.warning("LLGuidanceFilter: %s: %s", kind, warning)
@@ -118,16 +121,31 @@ class LLGuidanceFilter(Filter):
         return bool(self._matcher.rollback(count))
 
     def get_captures(self) -> dict[str, Any]:
-        """What the named parts of the grammar matched."""
+        """What the named parts of the grammar matched.
+
+        Raises:
+            UnsupportedError: llguidance before 1.7.
+        """
+        if not hasattr(self._matcher, "get_captures"):
+            raise UnsupportedError("get_captures needs llguidance 1.7 or later")
         return dict(self._matcher.get_captures())
 
 
-def _compile(package: Any, kind: str, source: Any) -> str:
+def _json_defaults(package: Any, vocabulary: Any) -> dict[str, Any]:
+    """Options that bound white space, tried on a text with too much of it."""
+    grammar = package.LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_BOUNDED)
+    too_much = vocabulary.tokenize_str("{" + 8 * " ")
+    taken = package.LLMatcher(vocabulary, grammar, log_level=0).try_consume_tokens(too_much)
+    return _COMPACT if taken == len(too_much) else _BOUNDED
+
+
+def _compile(package: Any, vocabulary: Any, kind: str, source: Any) -> str:
     matcher = package.LLMatcher
     try:
         if kind == "json_schema":
             text = source if isinstance(source, str) else json.dumps(source)
-            return matcher.grammar_from_json_schema(text, defaults=JSON_DEFAULTS)
+            defaults = _json_defaults(package, vocabulary)
+            return matcher.grammar_from_json_schema(text, defaults=defaults)
         if kind == "regex":
             return matcher.grammar_from_regex(source)
         if kind == "lark_grammar":
