@@ -127,5 +127,6 @@ def batch_adapters(
     adapters = adapters_of(each)
     mask = torch.zeros(len(each), len(adapters))
     fill_mask(mask.numpy(), each, adapters)
+    everywhere = tuple(bool(column.all()) for column in mask.T)
     rows = mask.repeat_interleave(q_len, dim=0).to(device)
-    return Adapters(tuple(adapter.layers for adapter in adapters), rows)
+    return Adapters(tuple(adapter.layers for adapter in adapters), rows, everywhere)

@@ -121,7 +121,8 @@ class _Step:
         """The adapters of the first rows."""
         if not self.loras:
             return None
-        return Adapters(tuple(lora.layers for lora in self.loras), self.mask[:rows])
+        layers = tuple(lora.layers for lora in self.loras)
+        return Adapters(layers, self.mask[:rows], (False,) * len(layers))
 
     def batch(self, cache: Any) -> Batch:
         """The batch that reads these buffers."""

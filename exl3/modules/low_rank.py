@@ -31,6 +31,8 @@ class Adapters:
     """Of each adapter, by the key of the linear layer."""
     mask: Tensor
     """float32 (m, adapters), 1 where one applies. A recorded step reads it anew every time."""
+    everywhere: tuple[bool, ...]
+    """Whether each is known to apply to all rows."""
 
     def touch(self, keys: Sequence[str]) -> bool:
         """Whether one of these layers has an addition."""
@@ -38,7 +40,7 @@ class Adapters:
 
     def select(self, rows: Tensor) -> Adapters:
         """The same for a batch made of these rows."""
-        return Adapters(self.layers, self.mask[rows])
+        return Adapters(self.layers, self.mask[rows], self.everywhere)
 
 
 def add_low_rank_(y: Tensor, h: Tensor, keys: list[tuple[str, int]], adapters: Adapters) -> Tensor:
@@ -60,22 +62,20 @@ def add_low_rank_(y: Tensor, h: Tensor, keys: list[tuple[str, int]], adapters: A
         ]
         return low_rank_add_(y, h, parts, adapters.mask)
     for owner, layers in enumerate(adapters.layers):
-        parts_here = [(layers[key], start) for key, start in keys if key in layers]
-        rows = adapters.mask[:, owner].nonzero()[:, 0]
-        if parts_here and rows.numel():
-            _add_rows_(y, h, parts_here, None if rows.numel() == y.shape[0] else rows)
+        mask = None if adapters.everywhere[owner] else adapters.mask[:, owner, None]
+        for key, start in keys:
+            if key in layers:
+                part = layers[key]
+                _add_(y[:, start : start + part.b.shape[1]], h, part, mask)
     return y
 
 
-def _add_rows_(y: Tensor, h: Tensor, parts: list[tuple[LowRank, int]], rows: Tensor | None) -> None:
-    """One adapter's parts on some rows, or on all."""
-    x = (h if rows is None else h.index_select(0, rows)).to(parts[0][0].a.dtype)
-    for part, start in parts:
-        target = y[:, start : start + part.b.shape[1]]
-        inner = F.linear(x, part.a)
-        if rows is not None:
-            target.index_add_(0, rows, (inner @ part.b).to(y.dtype))
-        elif target.dtype == part.b.dtype:
-            torch.addmm(target, inner, part.b, out=target)
-        else:
-            target.add_(inner @ part.b)
+def _add_(y: Tensor, h: Tensor, part: LowRank, mask: Tensor | None) -> None:
+    """One part by torch's products, on all rows: to pick rows would wait for the device."""
+    inner = F.linear(h.to(part.a.dtype), part.a)
+    if mask is not None:
+        inner = torch.where(mask != 0, inner, 0)
+    if y.dtype == part.b.dtype:
+        y.addmm_(inner, part.b)
+    else:
+        y.add_(inner @ part.b)

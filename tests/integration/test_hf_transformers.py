@@ -71,6 +71,15 @@ def test_logits(device_map: str | None) -> None:
     assert model.lm_head.packed().suh.dtype == torch.float16
 
 
+def test_the_dtype_of_the_directory() -> None:
+    model, ids = transformers.AutoModelForCausalLM.from_pretrained(str(TINY)), random_ids(1, 9, 512)
+    assert model.dtype == torch.float16
+    expected = own(TINY).forward(ids)
+    logits = model(ids).logits
+    assert logits.dtype == torch.float16
+    close(logits, expected)
+
+
 def test_generates_the_same_tokens() -> None:
     model, reference, ids = load(TINY), own(TINY), random_ids(1, 6, 512)
     out = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)

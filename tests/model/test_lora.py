@@ -17,7 +17,8 @@ from tiny_models import Tiny, random_ids
 from exl3 import Cache, Model
 from exl3.errors import ConfigError, FormatError, ShapeError, UnsupportedError
 from exl3.model.lora import LoRA
-from exl3.modules import Linear
+from exl3.modules import Linear, low_rank
+from exl3.modules.low_rank import Adapters, LowRank, add_low_rank_
 from exl3.settings import settings
 
 EXACT = {"rtol": 1e-4, "atol": 1e-4}
@@ -263,6 +264,39 @@ def test_recorded_steps_with_a_plain_head(golden_model: Model, tmp_path: Path) -
     assert torch.equal(got, without_graph(model, plain, ids, mix))
     assert recorded(model, recording) == {(3, 1)}
     assert far(got[0], cached(model, plain, ids, [])[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_by_products_of_torch(dtype: torch.dtype, mixed: bool) -> None:
+    """What other devices than the CPU run, against the op of the CPU."""
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 48), torch.randn(5, 90)
+    layers = {
+        "a": LowRank(torch.randn(4, 48) / 7, torch.randn(4, 30)),
+        "b": LowRank(torch.randn(3, 48) / 7, torch.randn(3, 40)),
+    }
+    mask = torch.tensor([[1.0], [0], [1], [1], [0]]) if mixed else torch.ones(5, 1)
+    adapters = Adapters((layers,), mask, (not mixed,))
+    keys = [("a", 0), ("c", 30), ("b", 50)]
+    want = add_low_rank_(y.clone(), x, keys, adapters)
+    got = y.to(dtype)
+    for key, start in keys:
+        if key in layers:
+            part = LowRank(layers[key].a.to(dtype), layers[key].b.to(dtype))
+            target = got[:, start : start + part.b.shape[1]]
+            low_rank._add_(target, x.to(dtype), part, mask if mixed else None)
+    tolerance = 1e-5 if dtype == torch.float32 else 20 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got.float(), want, rtol=tolerance, atol=tolerance)
+    wide = y.clone()  # a head's output is float32 where the adapter is not
+    part = LowRank(layers["a"].a.to(dtype), layers["a"].b.to(dtype))
+    low_rank._add_(wide[:, :30], x, part, None)
+    torch.testing.assert_close(
+        wide[:, :30],
+        y[:, :30] + x @ layers["a"].a.T @ layers["a"].b,
+        rtol=tolerance,
+        atol=tolerance,
+    )
 
 
 def test_unloaded_weights_are_freed(golden_model: Model, tmp_path: Path) -> None:
