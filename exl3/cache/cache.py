@@ -64,6 +64,10 @@ class Cache:
         self.config = model.config
         self.max_num_tokens = max_num_tokens
         self.layer_type = layer_type or CacheLayer_fp16
+        if not (isinstance(self.layer_type, type) and issubclass(self.layer_type, CacheLayer)):
+            raise ConfigError(
+                f"layer_type is {layer_type!r}, expected a class such as CacheLayer_fp16"
+            )
         self.max_batch_size, self.num_slots = max_batch_size, max_batch_size
         self.max_history = max_history
         self.free_list: list[int] = list(range(max_batch_size))

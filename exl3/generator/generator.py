@@ -72,7 +72,7 @@ class Generator(Watched):
         **kwargs: Any,
     ) -> None:
         note_unknown("Generator", kwargs)
-        check_kinds(model, cache, tokenizer)
+        check_kinds(model, cache, tokenizer, draft_model, draft_cache)
         check_model(model, cache, show_visualizer)
         check_sizes(max_batch_size=max_batch_size, max_chunk_size=max_chunk_size)
         self.model, self.cache, self.tokenizer = model, cache, tokenizer
@@ -170,6 +170,8 @@ class Generator(Watched):
 
     def cancel(self, job: Job) -> None:
         """Remove a job, without an event. Nothing happens if it is unknown or finished."""
+        if not isinstance(job, Job):
+            raise ConfigError(f"cancel: got {job!r:.60}, expected a Job")
         if job.generator is not self or not job.is_running():
             return
         self._scheduler.remove(job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -22,7 +21,16 @@ from .filter import Filter
 from .filter.ahead import MasksAhead
 from .filter.base import filter_faults
 from .masks import combine
-from .options import JobOptions, checked_filters, note_unknown, own_sampler, prompt_ids
+from .options import (
+    JobOptions,
+    check_forced,
+    checked_filters,
+    listed,
+    note_unknown,
+    own_random,
+    own_sampler,
+    prompt_ids,
+)
 from .pages import PageTable, root_key
 from .reports import PromptReport, Rows, report
 from .sequence import Sequence
@@ -104,16 +112,14 @@ class Job:
         self._fits_device = fits_device(self.sampler)
         self.filters = checked_filters(filters)
         self.masks_ahead = MasksAhead(self.filters)
-        self.embeddings = list(embeddings or [])
+        self.embeddings = listed("embeddings", embeddings)
         self.identifier = identifier
         self.loras = loras  # None: all that are loaded when the job is enqueued
         self.adapters: Chosen = ()
         self.adapter_key = b""  # tells its pages from those of other adapters
-        self._random = random.Random(seed)
+        self._random = own_random(seed)
         self._stop_conditions = stop_conditions
-        if isinstance(banned_strings, str):
-            banned_strings = [banned_strings]
-        self._banned_strings = list(banned_strings or [])
+        self._banned_strings = listed("banned_strings", banned_strings, str)
         self._stop_on_loop = loop_rule(stop_on_loop)
         self._clear()
 
@@ -185,8 +191,15 @@ class Job:
         return self.state in (JobState.PENDING, JobState.PREFILL, JobState.DECODE)
 
     def constrain_output_now(self, ids: Tensor) -> None:
-        """The next tokens are exactly `ids` (1, n); then sampling resumes."""
-        self._forced.extend(prompt_ids(ids).tolist())
+        """The next tokens are exactly `ids` (1, n); then sampling resumes.
+
+        Raises:
+            ConfigError: an id that the model does not have; at `enqueue` if that comes later.
+        """
+        forced = prompt_ids(ids).tolist()
+        if self.generator is not None:
+            check_forced(forced, self._width)
+        self._forced.extend(forced)
 
     # Start
 
@@ -210,6 +223,7 @@ class Job:
         self.adapters = choose_adapters(generator.model, self.loras)
         self.adapter_key = adapter_key(self.adapters)
         self.sequence.root = root_key(self.adapter_key)
+        check_forced(self._forced, self._width)
         self._check_fits(generator)
         self._report_prompt(self.options.return_prompt_logprobs)
         self.generator = generator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import numbers
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -91,13 +92,51 @@ def own_sampler(sampler: Any) -> Any:
     return sampler
 
 
+def own_random(seed: Any) -> random.Random:
+    """The draws of one job.
+
+    Raises:
+        ConfigError: a seed that is neither None nor a number.
+    """
+    if seed is not None and not isinstance(seed, numbers.Real):
+        raise ConfigError(f"seed is {seed!r}, expected a whole number or None")
+    return random.Random(seed)  # type: ignore[arg-type]
+
+
+def listed(name: str, values: Any, kind: type | tuple[type, ...] = object) -> list[Any]:
+    """A list of an argument's items, None left out; one string is taken as a list of it.
+
+    Raises:
+        ConfigError: no list, tuple or set, or an item that is not of this kind.
+    """
+    if values is None:
+        return []
+    if isinstance(values, str):
+        values = [values]
+    if not isinstance(values, list | tuple | set | frozenset):
+        raise ConfigError(f"{name} is {values!r:.60}, expected a list")
+    for item in values:
+        if item is not None and not isinstance(item, kind):
+            raise ConfigError(
+                f"{name}: {item!r:.60} is {type(item).__name__}, which cannot be used"
+            )
+    return [item for item in values if item is not None]
+
+
+def check_forced(ids: list[int], width: int) -> None:
+    """Raises ConfigError for an id that is no token of the model."""
+    for token in ids:
+        if not 0 <= token < width:
+            raise ConfigError(f"constrain_output_now: id {token}, expected one of 0 to {width - 1}")
+
+
 def checked_filters(filters: Any) -> list[Filter]:
     """A list of filters; one alone is taken as a list of it.
 
     Raises:
         ConfigError: an item that is not a filter.
     """
-    chosen = [filters] if isinstance(filters, Filter) else list(filters or [])
+    chosen = [filters] if isinstance(filters, Filter) else listed("filters", filters)
     for item in chosen:
         if not isinstance(item, Filter):
             raise ConfigError(f"filters: got {item!r}, expected objects derived from Filter")
@@ -121,7 +160,8 @@ def prompt_ids(input_ids: Any) -> NDArray[np.int64]:
         input_ids = input_ids.unsqueeze(0)
     if input_ids.dim() == 2 and input_ids.shape[0] > 1:
         raise UnsupportedError(f"a job takes one sequence, got {input_ids.shape[0]}")
-    if input_ids.dim() != 2 or input_ids.shape[1] < 1 or input_ids.is_floating_point():
+    numbers_only = not (input_ids.is_floating_point() or input_ids.dtype is torch.bool)
+    if input_ids.dim() != 2 or input_ids.shape[1] < 1 or not numbers_only:
         raise ShapeError(
             f"input_ids is {input_ids.dtype} {tuple(input_ids.shape)}, expected long (1, L), L >= 1"
         )

@@ -35,6 +35,7 @@ class RunsTokens(Protocol):
 class HoldsPages(Protocol):
     """What a generator needs of a cache."""
 
+    model: Any
     max_num_tokens: int
 
     def copy_page(self, target: Any, from_page: int, to_page: int, num_tokens: int) -> None: ...
@@ -49,18 +50,27 @@ class HasPieces(Protocol):
     def get_id_to_piece_list(self, include_special_tokens: bool = False) -> list[str]: ...
 
 
-def check_kinds(model: Any, cache: Any, tokenizer: Any) -> None:
-    """Raises ConfigError unless each is what its place asks for."""
+def check_kinds(
+    model: Any, cache: Any, tokenizer: Any, draft_model: Any = None, draft_cache: Any = None
+) -> None:
+    """Raises ConfigError unless each is what its place asks for; the last two may be None."""
     for name, value, kind, wanted in (
         ("model", model, RunsTokens, "Model"),
         ("cache", cache, HoldsPages, "Cache"),
         ("tokenizer", tokenizer, HasPieces, "Tokenizer"),
+        ("draft_model", draft_model, RunsTokens, "Model"),
+        ("draft_cache", draft_cache, HoldsPages, "Cache"),
     ):
+        if value is None and name.startswith("draft"):
+            continue
         if not isinstance(value, kind):
             raise ConfigError(
                 f"Generator(model, cache, tokenizer): {name} is {type(value).__name__}, expected"
                 f" a {wanted}"
             )
+    for name, own, owner in (("cache", cache, model), ("draft_cache", draft_cache, draft_model)):
+        if own is not None and owner is not None and own.model not in (None, owner):
+            raise ConfigError(f"{name} was made for another model: Cache(model, max_num_tokens)")
 
 
 def check_sizes(**sizes: Any) -> None:

@@ -25,6 +25,14 @@ class Prompts:
     add_bos: bool
     encode_special_tokens: bool
 
+    def __post_init__(self) -> None:
+        listed = isinstance(self.prompt, list | tuple)
+        if not all(isinstance(text, str) for text in (self.prompt if listed else [self.prompt])):
+            raise ConfigError(
+                f"prompt is {self.prompt!r:.60}, expected a str or a list of them; for token ids"
+                " use enqueue(Job(ids))"
+            )
+
     def jobs(self, tokenizer: Any, **same: Any) -> list[Job]:
         """One job per prompt; `same` goes to each."""
         texts = [self.prompt] if isinstance(self.prompt, str) else list(self.prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,8 @@ def split_conditions(conditions: Any, tokenizer: Any) -> tuple[set[int], list[st
         return set(), []
     if isinstance(conditions, str | numbers.Integral):
         conditions = [conditions]
+    if isinstance(conditions, bytes | Mapping) or not isinstance(conditions, Iterable):
+        raise ConfigError(f"stop_conditions is {conditions!r:.60}, expected token ids and strings")
     tokens: set[int] = set()
     strings: list[str] = []
     for item in conditions:

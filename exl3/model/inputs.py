@@ -42,6 +42,24 @@ _KNOWN = frozenset(
 _UNSUPPORTED = ("inv_freq", "export_state_layers", "export_state_norm_keys", "indexed_embeddings")
 
 
+def given_params(input_ids: Any, params: Any) -> Params:
+    """The parameters of a pass, None as none.
+
+    Raises:
+        ShapeError: ids that are no tensor.
+        ConfigError: parameters that are no dict.
+    """
+    if not isinstance(input_ids, Tensor):
+        raise ShapeError(
+            f"input_ids is {type(input_ids).__name__}, expected a long tensor (bsz, q_len)"
+        )
+    if params is None:
+        return {}
+    if not isinstance(params, dict):
+        raise ConfigError(f"params is {type(params).__name__}, expected a dict or None")
+    return params
+
+
 def check_params(params: Params) -> str:
     """The attention mode, after checking that the keys fit together.
 

@@ -20,7 +20,7 @@ from .adapters import Adapter, AdapterSet, Chosen, batch_adapters
 from .build import DecoderBuilder
 from .config import Config
 from .decode import DecodeGraphs
-from .inputs import Params, check_cache, check_ids, check_params, make_batch
+from .inputs import Params, check_cache, check_ids, check_params, given_params, make_batch
 from .load_options import LoadArguments, console_progress
 from .packing import WeightPacker, read_ahead
 from .storage import layout_tree, storage_info
@@ -196,7 +196,7 @@ class Model:
             input_ids: long (bsz, q_len), within the vocabulary.
             params: attention mode, cache and positions, see the interface page, section 3.2.
         """
-        params = {} if params is None else params
+        params = given_params(input_ids, params)
         logits = self._graphs.step(input_ids, params, self._adapters(input_ids, params))
         if logits is not None:
             return logits
@@ -212,7 +212,7 @@ class Model:
     @torch.no_grad()
     def prefill(self, input_ids: Tensor, params: Params | None = None) -> None:
         """Store keys and values of these tokens; no logits."""
-        params = {} if params is None else params
+        params = given_params(input_ids, params)
         mode = check_params(params)
         if mode != "flash_attn":
             raise ConfigError("prefill fills a cache: params needs attn_mode flash_attn")

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from .base import SS_Base
 from .random import gumbel
 from .state import SS, Row
-from .steps import SS_NoOp, SS_Sample, _Cut, _Final, _fraction, _number
+from .steps import SS_NoOp, SS_Sample, _Cut, _Final, _fraction, _number, _token_ids
 
 _protected: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
@@ -43,7 +43,8 @@ class SS_XTC(_Cut):
         self.threshold = _fraction(self, "threshold", threshold)
         if protected_token_ids is None and tokenizer is not None:
             protected_token_ids = xtc_default_protected_token_ids(tokenizer)
-        self._protected = np.array(sorted(protected_token_ids or []), np.int64)
+        ids = () if protected_token_ids is None else protected_token_ids
+        self._protected = np.array(_token_ids(self, "protected_token_ids", ids), np.int64)
 
     def alt(self) -> SS_Base | None:
         return SS_NoOp() if self.probability == 0.0 or self.threshold > 0.5 else None

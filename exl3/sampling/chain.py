@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ def _checked(steps: Sequence[SS_Base]) -> list[SS_Base]:
     Raises:
         ConfigError: a step in the wrong place, or not exactly one final step, last.
     """
+    if not isinstance(steps, Iterable):
+        raise ConfigError(f"CustomSampler: steps is {steps!r:.60}, expected a list of steps")
     chosen: list[SS_Base] = []
     for step in steps:
         if not isinstance(step, SS_Base):

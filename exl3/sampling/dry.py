@@ -66,6 +66,10 @@ class SS_DRY(_LogitStep):
             sequence_breakers = () if tokenizer is None else DEFAULT_BREAKERS
         elif isinstance(sequence_breakers, str):
             sequence_breakers = (sequence_breakers,)
+        elif not isinstance(sequence_breakers, Iterable):
+            raise ConfigError(
+                f"SS_DRY: sequence_breakers is {sequence_breakers!r}, expected ids and strings"
+            )
         self.breakers = _breaker_ids(list(sequence_breakers), tokenizer)
 
     def alt(self) -> SS_Base | None:

@@ -20,6 +20,7 @@ from .steps import (
     _fraction,
     _LogitStep,
     _number,
+    _token_ids,
     heat,
 )
 
@@ -162,7 +163,7 @@ class SS_AllowTokens(_LogitStep):
     """Draw nothing but these ids; ids outside the vocabulary are ignored. No ids: off."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:
-        self.token_ids = sorted({int(token) for token in token_ids})
+        self.token_ids = _token_ids(self, "token_ids", token_ids)
         self._ids = np.array(self.token_ids, np.int64)
 
     def alt(self) -> SS_Base | None:
@@ -179,6 +180,8 @@ class SS_BanEOS(SS_BanTokens):
     """Never draw a token that ends the text: the tokenizer's EOS and all of its config's."""
 
     def __init__(self, tokenizer: Any) -> None:
+        if tokenizer is None:
+            raise ConfigError("SS_BanEOS: the tokenizer is None; it knows which tokens end a text")
         ids = [*tokenizer.config.eos_token_id_list, tokenizer.eos_token_id]
         super().__init__(token for token in ids if token is not None)
 

@@ -21,6 +21,10 @@ from .steps import (
 )
 
 
+def _is_cold(temperature: float) -> bool:
+    return SS_Temperature(temperature).temperature <= 0
+
+
 class DefaultSampler(CustomSampler):
     """Min-p 0.08, temperature 0.8."""
 
@@ -43,7 +47,7 @@ class CategoricalSampler(CustomSampler):
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__(
-            [SS_Argmax()] if temperature <= 0 else [SS_Temperature(temperature), SS_Sample()]
+            [SS_Argmax()] if _is_cold(temperature) else [SS_Temperature(temperature), SS_Sample()]
         )
 
 
@@ -56,7 +60,7 @@ class TopKSampler(CustomSampler):
     def __init__(self, top_k: int, temperature: float = 1.0) -> None:
         if top_k < 1:
             raise ConfigError(f"TopKSampler: top_k is {top_k}, expected 1 or more")
-        if top_k == 1 or temperature <= 0:
+        if top_k == 1 or _is_cold(temperature):
             super().__init__([SS_Argmax()])
         else:
             super().__init__([SS_Temperature(temperature), SS_TopK(top_k), SS_Sample()])
@@ -68,7 +72,7 @@ class TopPSampler(CustomSampler):
     def __init__(
         self, top_p: float, temperature: float = 1.0, temperature_last: bool = False
     ) -> None:
-        if top_p == 0 or temperature <= 0:
+        if top_p == 0 or _is_cold(temperature):
             super().__init__([SS_Argmax()])
             return
         steps: list[SS_Base] = [SS_Temperature(temperature), SS_TopP(top_p)]
@@ -117,7 +121,7 @@ class ComboSampler(CustomSampler):
             SS_PresFreqP(pres_p, freq_p, rep_sustain_range, rep_decay_range),
             *more.penalties,
         ]
-        if temperature <= 0 or top_k == 1:
+        if _is_cold(temperature) or top_k == 1:
             super().__init__([*steps, SS_Argmax()])
             return
         heat = [SS_Temperature(temperature) if more.heat is None else more.heat]

@@ -34,6 +34,16 @@ def _fraction(step: SS_Base, name: str, value: Any) -> float:
     return number
 
 
+def _token_ids(step: SS_Base, name: str, values: Any) -> list[int]:
+    """Distinct ids in rising order."""
+    try:
+        return sorted({int(value) for value in values})
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"{type(step).__name__}: {name} is {values!r:.60}, expected token ids"
+        ) from None
+
+
 class SS_NoOp(SS_Base):
     """Nothing."""
 
@@ -198,6 +208,9 @@ class SS_LogitBias(_LogitStep):
     """l + bias; -inf bans. Zero, NaN, +inf and ids outside the vocabulary are ignored."""
 
     def __init__(self, logit_bias: Mapping[int, float]) -> None:
+        if not isinstance(logit_bias, Mapping):
+            raise ConfigError(f"SS_LogitBias: logit_bias is {logit_bias!r:.60}, expected a dict")
+        _token_ids(self, "logit_bias", logit_bias)
         kept = {}
         for token, bias in logit_bias.items():
             number = _number_or_nan(bias)
@@ -231,7 +244,7 @@ class SS_BanTokens(_LogitStep):
     """Never draw these ids; ids outside the vocabulary are ignored."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:
-        self.token_ids = sorted({int(token) for token in token_ids})
+        self.token_ids = _token_ids(self, "token_ids", token_ids)
         self._ids = np.array(self.token_ids, np.int64)
 
     def alt(self) -> SS_Base | None:

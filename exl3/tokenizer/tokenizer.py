@@ -31,6 +31,14 @@ from .template import ChatTemplates, read_templates
 logger = logging.getLogger(__name__)
 
 
+def _texts(text: Any) -> list[str]:
+    """Raises ConfigError for what is neither a text nor a list of texts."""
+    texts = [text] if isinstance(text, str) else text
+    if not isinstance(texts, list | tuple) or not all(isinstance(item, str) for item in texts):
+        raise ConfigError(f"text is {text!r:.60}, expected a str or a list of them")
+    return list(texts)
+
+
 class Tokenizer:
     """Text to ids and back by the model's tokenizer.json.
 
@@ -132,7 +140,7 @@ class Tokenizer:
         Returns:
             Long (1, n) for a text, n may be 0; (b, longest) for a list, padded on the left.
         """
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = _texts(text)
         rows = [
             self._ends(
                 self._encoder.encode(
@@ -183,7 +191,7 @@ class Tokenizer:
         return ids, torch.tensor(offsets, dtype=torch.int32)
 
     def num_tokens(self, text: str) -> int:
-        return len(self._encoder.encode(text))
+        return len(self._encoder.encode(*_texts(text)))
 
     def padding_mask(self, ids: Tensor) -> Tensor:
         """Float16 of the shape of `ids`: -inf at padding, else 0."""
@@ -218,8 +226,12 @@ class Tokenizer:
             if ids.dim() != 2:
                 raise ConfigError(f"decode: ids are {tuple(ids.shape)}, expected 1 or 2 dimensions")
             return [self._decode_row(row, decode_special_tokens) for row in ids.tolist()]
+        if not isinstance(ids, list | tuple):
+            raise ConfigError(f"decode: ids is {ids!r:.60}, expected a tensor or a list of them")
         if all(isinstance(item, int) for item in ids) and len(ids):
             return self._decode_row([int(item) for item in ids], decode_special_tokens)
+        if not all(isinstance(item, Tensor) for item in ids):
+            raise ConfigError(f"decode: ids is {ids!r:.60}, expected a tensor or a list of them")
         return [self._decode_row(item.flatten().tolist(), decode_special_tokens) for item in ids]
 
     def _decode_row(self, ids: list[int], decode_special_tokens: bool) -> str:

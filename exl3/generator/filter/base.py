@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +27,13 @@ def filter_faults() -> Iterator[None]:
         raise FilterError(str(error) or type(error).__name__) from error
 
 
+@runtime_checkable
+class HasVocabulary(Protocol):
+    """What a filter needs of a tokenizer."""
+
+    actual_vocab_size: int
+
+
 class Filter(ABC):
     """Says at each step which tokens are allowed.
 
@@ -43,7 +51,17 @@ class Filter(ABC):
         prefix_str: str | None = None,
         eos_after_completed: bool = False,
     ) -> None:
-        self.tokenizer = tokenizer
+        if not isinstance(tokenizer, HasVocabulary):
+            raise ConfigError(
+                f"{type(self).__name__}: tokenizer is {type(tokenizer).__name__}, expected a"
+                " Tokenizer"
+            )
+        if trigger_token is not None and not isinstance(trigger_token, numbers.Integral):
+            raise ConfigError(
+                f"{type(self).__name__}: trigger_token is {trigger_token!r}, expected a token id;"
+                " tokenizer.single_id(text) gives it"
+            )
+        self.tokenizer: Any = tokenizer
         self.trigger_token = trigger_token
         self.prefix_str = prefix_str
         self.eos_after_completed = eos_after_completed
