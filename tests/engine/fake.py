@@ -153,6 +153,10 @@ class FakeModel:
             out.append(previous)
         return out
 
+    def first_value(self, params, row: int) -> int:
+        """What the hash of a sequence starts from."""
+        return 1
+
     def reference_logits(self, ids) -> np.ndarray:
         return self.logits_of(np.array(self.values(1, ids), np.uint64))
 
@@ -173,7 +177,7 @@ class FakeModel:
             used = pages[: (start + count + PAGE - 1) // PAGE]
             assert len(used) * PAGE >= start + count, "the block table is too short"
             flat = cache.slots[used].reshape(-1)
-            previous = int(flat[start - 1]) if start else 1
+            previous = int(flat[start - 1]) if start else self.first_value(params, row)
             assert (flat[:start] != 0).all(), "an unwritten slot was read"
             flat[start : start + count] = self.values(previous, input_ids[row].tolist())
             cache.slots[used] = flat.reshape(-1, PAGE)
