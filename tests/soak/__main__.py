@@ -39,7 +39,7 @@ class Plan:
     ngram: int = 0
     seed: int = 0
     max_gap: float = 0.5
-    max_growth: int = 32 << 20
+    max_growth: int = 48 << 20
 
 
 def page_bytes(cache: Cache) -> int:

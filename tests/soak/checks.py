@@ -38,8 +38,9 @@ async def watch(generator: AsyncGenerator, tally: Tally, every_s: float) -> list
         memory.append((time.monotonic() - start, resident_bytes()))
 
 
-def growth(memory: list[tuple[float, int]]) -> dict[str, float]:
-    """Growth over the second half of the run, by least squares: bytes per minute and in all."""
+def growth(memory: list[tuple[float, int]]) -> dict[str, Any]:
+    """Growth over the second half of the run, by least squares: bytes per minute and in all;
+    and the course of it in MiB."""
     half = memory[len(memory) // 2 :]
     if len(half) < 3:
         return {"bytes_per_minute": 0.0, "bytes": 0.0, "resident": float(resident_bytes())}
@@ -48,7 +49,13 @@ def growth(memory: list[tuple[float, int]]) -> dict[str, float]:
     centred = times - times.mean()
     slope = float((centred * (sizes - sizes.mean())).sum() / (centred * centred).sum())
     span = float(times[-1] - times[0])
-    return {"bytes_per_minute": 60 * slope, "bytes": slope * span, "resident": half[-1][1]}
+    every = max(1, len(memory) // 12)
+    return {
+        "bytes_per_minute": 60 * slope,
+        "bytes": slope * span,
+        "resident": half[-1][1],
+        "mib": [size >> 20 for _, size in memory[::every]],
+    }
 
 
 async def idle_share(seconds: float) -> float:

@@ -138,7 +138,7 @@ async def _one(
             return
     _check(job, name, arguments, text, tokens, last, tally)
     if last is not None and isinstance(arguments["sampler"], ArgmaxSampler):
-        tally.keep(Finished(prompt, tokens), rng, 64)
+        tally.keep(Finished(prompt, tokens), rng, 40)
 
 
 def _check(
