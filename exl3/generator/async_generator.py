@@ -100,7 +100,8 @@ class AsyncGenerator:
     async def _sleep(self) -> None:
         """Until there is a job; pages that the disk tier lacks are written meanwhile."""
         self._work.clear()
-        while self.generator.pagetable.tiers.write_behind(1 << 30):
+        tiers = self.generator.pagetable.tiers
+        while tiers.write_behind(1 << 30) and tiers.is_writing():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._work.wait(), _DRAIN_S)
                 return

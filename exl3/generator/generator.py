@@ -101,7 +101,7 @@ class Generator(Watched):
         self._runner = Runner(model, cache, self.pagetable, max_chunk_size)
         self._check_prompt = PromptCheck(model, tokenizer)
         self._next_serial = 0
-        self._kept: list[Event] = []  # events of other jobs, seen while `generate` ran
+        self._kept: list[Event] = []  # for the next call of `iterate`
 
     def _take_pages(self, pairs: list[tuple[Any, Any]], sizes: TierSizes) -> None:
         """Own the pages of models and their caches."""
@@ -238,6 +238,10 @@ class Generator(Watched):
         """Events that no call of `iterate` has returned, because it failed."""
         events, self._kept = self._kept, []
         return events
+
+    def keep_events(self, events: list[Event]) -> None:
+        """Let the next call of `iterate` begin with these."""
+        self._kept = events
 
     def _step(self, events: list[Event]) -> None:
         for job in self._scheduler.start(self._try_start):
@@ -416,7 +420,7 @@ class Generator(Watched):
             stop_on_loop=stop_on_loop,
             loras=loras,
         )
-        last = run_prompts(self, jobs, abort_event, self._kept)
+        last = run_prompts(self, jobs, abort_event)
         if last is None:
             return None
         return prompts.results(last, completion_only, return_last_results)

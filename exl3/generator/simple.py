@@ -83,27 +83,29 @@ class Prompts:
         return (answer, last[0] if single else last) if with_last else answer
 
 
-def run_prompts(
-    generator: Generator, jobs: list[Job], abort_event: Any, kept: list[Event]
-) -> list[Event] | None:
+def run_prompts(generator: Generator, jobs: list[Job], abort_event: Any) -> list[Event] | None:
     """Run until the queue is empty. The final event of each job; None if aborted.
 
-    Events of jobs that were queued before go to the next `iterate`.
+    Events of jobs that were queued before go to the next `iterate`. If a step raises, the jobs of
+    this call are cancelled.
     """
     generator.enqueue(jobs)
     last: dict[Job, Event] = {}
-    others = list(kept)
-    kept.clear()
+    others = generator.take_events()
     mine = set(jobs)
-    while generator.num_remaining_jobs():
-        for event in generator.iterate():
-            if event["job"] not in mine:
-                others.append(event)
-            elif event["eos"]:
-                last[event["job"]] = event
-        if abort_event is not None and abort_event.is_set():
-            generator.clear_queue()
-            generator._kept = others
-            return None
-    generator._kept = others
+    try:
+        while generator.num_remaining_jobs():
+            for event in generator.iterate():
+                if event["job"] not in mine:
+                    others.append(event)
+                elif event["eos"]:
+                    last[event["job"]] = event
+            if abort_event is not None and abort_event.is_set():
+                generator.clear_queue()
+                return None
+    finally:
+        for job in jobs:
+            generator.cancel(job)
+        others += [event for event in generator.take_events() if event["job"] not in mine]
+        generator.keep_events(others)
     return [last[job] for job in jobs]

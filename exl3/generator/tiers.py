@@ -119,6 +119,10 @@ class Tiers:
                 at_most -= 1
             return bool(self._unsaved)
 
+    def is_writing(self) -> bool:
+        """Whether pages are on their way to files, so that there will be room for more."""
+        return self.disk is not None and self.disk.is_busy()
+
     def _save(self, page: Page) -> bool:
         if self.disk is None or page.key is None:
             return True

@@ -141,6 +141,30 @@ def test_a_failed_step_loses_no_event_and_can_be_repeated(make) -> None:
     expect_alone(generator, steady, events, prompt(40), 20)
 
 
+def test_generate_that_fails_leaves_no_jobs_behind(make) -> None:
+    generator = make(8)
+    other = job(prompt(40, 1), max_new_tokens=30)
+    generator.enqueue(other)
+    events = generator.iterate()
+    original, calls = generator.model.forward, []
+
+    def forward(ids, params=None):
+        calls.append(ids)
+        if len(calls) == 4:
+            raise RuntimeError("device lost")
+        return original(ids, params)
+
+    generator.model.forward = forward
+    with pytest.raises(RuntimeError, match="device lost"):
+        generator.generate(["abc", "def"], max_new_tokens=10)
+    generator.check_integrity()
+    assert generator.pending_jobs + generator.active_jobs == [other]
+    while generator.num_remaining_jobs():
+        events += generator.iterate()
+    assert {e["job"] for e in events} == {other}
+    expect_alone(generator, other, events, prompt(40, 1), 30)
+
+
 def test_a_prompt_that_the_model_refuses_ends_its_job_only(make) -> None:
     generator = make(8)
     good, bad = job(prompt(40), max_new_tokens=20), job(prompt(600, 1))

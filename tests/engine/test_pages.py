@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exl3.errors import Exl3Error
-from exl3.generator.pages import PageTable
+from exl3.generator.pages import ROOT, PageTable, page_key
 from exl3.generator.sequence import Sequence
 
 
@@ -137,3 +137,12 @@ def test_random_operations(seed: int) -> None:
         sequence.release(pages)
     pages.check_integrity()
     assert pages.num_free == pages.max_pages
+
+
+def test_pages_with_embeddings_are_known_in_their_process_only(monkeypatch) -> None:
+    plain, image = ids(256), ids(256)
+    image[7] = 1_000_000_000
+    before = page_key(ROOT, plain), page_key(ROOT, image)
+    assert before == (page_key(ROOT, plain), page_key(ROOT, image))
+    monkeypatch.setattr("exl3.generator.pages._PROCESS", b"another process")
+    assert page_key(ROOT, plain) == before[0] and page_key(ROOT, image) != before[1]
