@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from exl3.generator import Generator
 from exl3.generator.pages import ROOT, page_key
 from tests.engine.fake import PAGE_BYTES, FakeCache, FakeModel
 from tests.engine.test_generator import expect_alone, job, prompt, run
+
+ROOT_FOLDER = Path(__file__).parents[2]
 
 
 def chain(length: int, seed: int = 0) -> list[PageRecord]:
@@ -379,3 +383,44 @@ def test_files_belong_to_one_model_and_order_of_layers() -> None:
     assert fingerprint({}) == same
     assert fingerprint({"rope_theta": 1.0}) != same
     assert fingerprint({}, layer_map="0,0") != same
+
+
+WRITER = """
+import sys
+from tests.engine.test_disk_tier import chain, files, page
+from pathlib import Path
+
+store = files(Path(sys.argv[1]), 40)
+records = [chain(20, seed) for seed in range(6)]
+for turn in range(10**6):
+    for number, record in enumerate(records[turn % 6]):
+        if record.key in store and turn % 3 == 0:
+            store._remove((store.folder.name, record.key))
+        store.write(record, page(number))
+"""
+
+
+def test_writers_that_are_killed_leave_whole_pages_or_none(tmp_path: Path, caplog) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT_FOLDER)
+        for _ in range(2)
+    ]
+    try:
+        end = time.monotonic() + 60
+        while len(list(tmp_path.rglob("*.page"))) < 30 and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.2)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+    store = files(tmp_path, 1000)
+    found = [
+        (number, read(store, record))
+        for seed in range(6)
+        for number, record in enumerate(chain(20, seed))
+    ]
+    assert sum(got is not None for _, got in found) >= 10
+    assert all(got in (None, number) for number, got in found)
+    assert "computed again" not in caplog.text  # renamed when whole: none is damaged
+    store.check_integrity()
