@@ -70,7 +70,10 @@ class AsyncGenerator:
             await self._task
         self._give_to_all(_CLOSED)
         self.generator.clear_queue()
-        await asyncio.to_thread(self.generator.close)
+        if self.generator.disk_page_cache is None:
+            self.generator.close()
+        else:  # writing may take seconds
+            await asyncio.to_thread(self.generator.close)
 
     def is_stuck(self, seconds: float) -> bool:
         """See `Generator.is_stuck`; an engine that failed is not stuck, it has `error`."""
