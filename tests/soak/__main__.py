@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exl3 import AsyncGenerator, Cache, Config, Model, Tokenizer
+import torch
+
+from exl3 import AsyncGenerator, AsyncJob, Cache, Config, Model, Tokenizer
 
 from .checks import compare, growth, idle_share, watch
 from .load import Prompts, Tally, client
@@ -59,9 +61,12 @@ async def soak(plan: Plan, model: Any, tokenizer: Any, folder: str) -> dict[str,
         disk_cache_size=plan.disk_pages * (size + 8192),
         ngram_match_min=plan.ngram,
     )
+    for tensor in cache.get_all_tensors():
+        tensor.zero_()  # so that all of its memory is taken now
     tally = Tally()
     prompts = Prompts(tokenizer, plan.longest, plan.seed)
     loop = asyncio.get_running_loop()
+    await warm_up(generator, plan)
     watcher = asyncio.create_task(watch(generator, tally, max(0.5, plan.seconds / 120)))
     until = loop.time() + plan.seconds
     seeds = range(plan.seed * 1000, plan.seed * 1000 + plan.clients)
@@ -92,6 +97,21 @@ async def soak(plan: Plan, model: Any, tokenizer: Any, folder: str) -> dict[str,
     figures.update(compare(model, reference, tokenizer, tally.greedy))
     figures["faults"] = tally.faults + verdict(plan, figures)
     return figures
+
+
+async def warm_up(generator: AsyncGenerator, plan: Plan) -> None:
+    """Batches of every size, one less at each step: the steps recorded for them take memory that
+    is kept. And a long prompt."""
+    count = min(plan.clients, plan.cache_tokens // 256 - 1)
+    limits = range(2, count + 2)
+    jobs = [
+        AsyncJob(generator, torch.tensor([[5 + i]]), max_new_tokens=limit)
+        for i, limit in enumerate(limits)
+    ]
+    jobs.append(AsyncJob(generator, torch.full((1, plan.longest), 9), max_new_tokens=1))
+    for job in jobs:
+        async for _ in job:
+            pass
 
 
 def verdict(plan: Plan, figures: dict[str, Any]) -> list[str]:
