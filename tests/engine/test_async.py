@@ -260,8 +260,12 @@ def test_idle_takes_no_time(tmp_path) -> None:
             disk_cache_dir=tmp_path,
         )
         await collect(start(generator, 3000))
-        await asyncio.sleep(0.3)  # pages are written meanwhile
+        for _ in range(1000):  # pages are written meanwhile
+            if len(generator.generator.disk_page_cache) == 11:
+                break
+            await asyncio.sleep(0.01)
         assert len(generator.generator.disk_page_cache) == 11
+        await asyncio.sleep(0.05)
         used, steps = time.process_time(), generator.generator.heartbeat().steps
         await asyncio.sleep(0.7)
         assert time.process_time() - used < 0.007

@@ -225,13 +225,13 @@ def test_a_sampler_may_cancel_jobs(make, own: bool) -> None:
 
 def test_heartbeat_tells_idle_from_live_from_stuck(make) -> None:
     generator = make(8)
-    time.sleep(0.03)
+    time.sleep(0.4)
     assert not generator.is_stuck(0.01)  # idle
     beat = generator.heartbeat()
     assert (beat.steps, beat.active_jobs, beat.pending_jobs, beat.in_step) == (0, 0, 0, False)
     item = job(prompt(30), max_new_tokens=6)
     generator.enqueue(item)
-    assert not generator.is_stuck(0.02)  # the time without work does not count
+    assert not generator.is_stuck(0.35)  # the time without work does not count
     before = time.monotonic()
     generator.iterate()
     assert before <= generator.last_step_time <= time.monotonic()
