@@ -64,6 +64,11 @@ class Settings:
         "Capture the decode step on CUDA as one graph; 0 launches every op (for checking).", True
     )
 
+    default_device: str = _doc(
+        "Where models go that name no device: auto (a CUDA device if there is one) or cpu.",
+        "auto",
+    )
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """Read every field from its variable.
@@ -96,6 +101,10 @@ def _parse(name: str, key: str, text: str) -> object:
     if key == "cpu_max_isa":
         if text not in ISA_LEVELS:
             raise SettingsError(f"{name}: expected one of {', '.join(ISA_LEVELS)}, got {text!r}")
+        return text
+    if key == "default_device":
+        if text not in ("auto", "cpu"):
+            raise SettingsError(f"{name}: expected auto or cpu, got {text!r}")
         return text
     if key == "cache_dir":
         return Path(text).expanduser()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 
 from exl3.ops.registry import ops
 from exl3.settings import ISA_LEVELS
+
+# Tests that mean a GPU name it.
+os.environ.setdefault("EXL3_DEFAULT_DEVICE", "cpu")  # noqa: TID251
 
 
 @pytest.fixture(params=ISA_LEVELS)

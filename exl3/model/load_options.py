@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, UnsupportedError
-
-logger = logging.getLogger(__name__)
 
 TP_BACKENDS = ("native", "nccl")
 
@@ -59,14 +56,9 @@ class LoadArguments:
         if self.tensor_p:
             raise UnsupportedError("tensor_p: this version runs on one device only")
         self.target()
-        if split:
-            logger.info("reserve_per_device and use_per_device have no effect: one device is used")
 
-    def target(self) -> torch.device:
-        """The device to load on: the one named, else the CPU.
-
-        The CUDA kernels have not been proven on a GPU as a whole, so CUDA is used only where it is
-        asked for.
+    def target(self) -> torch.device | None:
+        """The device that was named; None: to be chosen (`placement.automatic_device`).
 
         Raises:
             ConfigError: not the name of a device.
@@ -74,8 +66,10 @@ class LoadArguments:
         """
         import exl3_ext
 
+        if self.device is None:
+            return None
         try:
-            device = torch.device(self.device if self.device is not None else "cpu")
+            device = torch.device(self.device)
         except (RuntimeError, TypeError) as error:
             raise ConfigError(
                 f"device is {self.device!r}, expected a name such as 'cpu' or 'cuda:0'"
@@ -88,7 +82,6 @@ class LoadArguments:
                 f"device {str(self.device)!r}: this machine and build of exl3 have no such device; "
                 f"known are 'cpu' and, with a CUDA device and the CUDA library, 'cuda:0'"
             )
-        logger.warning("CUDA support is experimental: check results against the CPU")
         return torch.device("cuda", index)
 
 

@@ -23,6 +23,7 @@ from .decode import DecodeGraphs
 from .inputs import Params, check_cache, check_ids, check_params, given_params, make_batch
 from .load_options import LoadArguments, console_progress
 from .packing import WeightPacker, read_ahead
+from .placement import automatic_device, check_room, describe
 from .storage import layout_tree, storage_info
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Model:
         Raises:
             ConfigError, UnsupportedError: arguments that exclude each other, or a device that
                 this version cannot use; before any work.
+            OutOfMemory: the model and its caches do not fit; before a weight is read.
             FormatError: a tensor is missing or wrong. What was loaded is dropped.
         """
         arguments = LoadArguments(*args, **kwargs)
@@ -95,7 +97,13 @@ class Model:
 
     def _load_gen(self, arguments: LoadArguments) -> Iterator[tuple[int, int]]:
         device = arguments.target()
+        if device is None:
+            device = automatic_device(self, arguments)
+        else:
+            check_room(self, arguments, device)
         self._check_device(device)
+        if arguments.verbose:
+            logger.info("%s", describe(self, arguments, device))
         options = LoadOptions(self.config.infer_params.plain_dtype, device)
         total, start = len(self.modules), time.perf_counter()
         complete = False
