@@ -86,8 +86,8 @@ def first_fit(needed: int, offered: Sequence[int], free: Sequence[int]) -> int:
     )
     raise OutOfMemory(
         f"the model with its caches needs {_gib(needed)} on one device; usable are: {listed}. Take"
-        " a model of fewer bits, a smaller cache, or device='cpu'; this version does not split layers"
-        " over devices"
+        " a model of fewer bits, a smaller cache, or device='cpu'; this version does not split"
+        " layers over devices"
     )
 
 

@@ -19,6 +19,7 @@ from .rope import Rope
 
 # On CUDA, new sequences of this length and more go through torch's fused attention.
 _LEAST_DENSE = 64
+_CHUNK = 1024  # lengths that come up again and again are multiples of it
 
 
 class Attention(Module):
@@ -143,7 +144,7 @@ class Attention(Module):
         mask = None if mask is None else mask.to(qkv.device)
         if qkv.is_cuda and qkv.dtype == torch.float32:  # its fused kernel knows no groups
             k, v = (x.repeat_interleave(self.q_heads // self.kv_heads, 1) for x in (k, v))
-        with _fused_kernels(qkv.device):
+        with _fused_kernels(q):
             context = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -156,14 +157,25 @@ class Attention(Module):
         return context.transpose(1, 2).reshape(batch.rows, -1)
 
 
-def _fused_kernels(device: torch.device) -> AbstractContextManager[object]:
-    """On CUDA leaves out cuDNN's kernels, which are built anew for every length."""
-    if device.type != "cuda":
+def _fused_kernels(q: Tensor) -> AbstractContextManager[object]:
+    """On CUDA, which of torch's kernels may run for queries (bsz, heads, length, dim).
+
+    cuDNN's are about twice as fast, but are built anew for every length: only for whole chunks.
+    """
+    if q.device.type != "cuda":
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    return sdpa_kernel(
-        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    known = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    if q.dtype == torch.float16 and q.shape[2] % _CHUNK == 0 and _has_tensor_core_attention(q):
+        known.insert(0, SDPBackend.CUDNN_ATTENTION)
+    return sdpa_kernel(known, set_priority=True)
+
+
+def _has_tensor_core_attention(q: Tensor) -> bool:
+    """Whether cuDNN has kernels that are faster there than the others: from Hopper on."""
+    return (
+        torch.backends.cudnn.is_available() and torch.cuda.get_device_capability(q.device)[0] >= 9
     )
 
 
