@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
-from exl3 import Cache, Model
+from exl3 import Cache, Config, Model
 from exl3.constants import PAGE_SIZE
 from exl3.ops.sampling import argmax
-from tests.bench.random_model import LLAMA_3_1_8B, random_config
+from tests.bench.random_model import LLAMA_3_1_8B, Shape, random_config, write_random_model
 
 TARGETS = {
     ("decode", 1, "short"): 700,
@@ -113,6 +113,26 @@ def measure(model: Model, cache: Cache, batches: list[int], steps: int) -> None:
         show("prefill", 1, str(tokens), tokens / time_s, ms=round(time_s * 1e3, 2))
 
 
+def measure_load(shape: Shape, bits: int) -> None:
+    """Seconds to load a model from files in the page cache, each time into a new `Model`."""
+    with tempfile.TemporaryDirectory() as directory:
+        with torch.device("cuda"):
+            write_random_model(Path(directory), shape, bits=bits)
+        torch.cuda.empty_cache()
+        times = []
+        for _ in range(3):
+            model = Model.from_config(Config.from_directory(directory))
+            start = time.perf_counter()
+            model.load(device="cuda:0")
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+            n_bytes = model.get_load_metrics()["bytes"]
+            model.unload()
+    row = {"bench": "cuda_model", "kind": "load", "gb": round(n_bytes / 1e9, 2), "target": 2}
+    row |= {"seconds": [round(t, 2) for t in times]}
+    print(json.dumps(row), flush=True)
+
+
 def profile(model: Model, cache: Cache) -> None:
     """Device time of a decode step by kernel."""
     runner = Runner(model, cache, 1, 64)
@@ -130,6 +150,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--load", action="store_true", help="measure loading from files, too")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device")
@@ -145,6 +166,9 @@ def main() -> None:
             profile(model, cache)
         peak = torch.cuda.max_memory_allocated()
         print(json.dumps({"bench": "cuda_model", "peak_gib": round(peak / 2**30, 2)}))
+        model.unload()
+    if args.load:
+        measure_load(shape, args.bits)
 
 
 if __name__ == "__main__":
