@@ -50,7 +50,8 @@ Status start(const AttentionCudaParams& p, CudaStream stream) {
   if (bytes > most) return Status::kNoKernel;
   const dim3 grid(static_cast<unsigned>(p.tiles * p.a.kv_heads),
                   static_cast<unsigned>(p.max_chunks));
-  return launch_early(kernel, grid, kAttentionThreads, bytes, stream, p);
+  kernel<<<grid, kAttentionThreads, bytes, stream>>>(p);
+  return launch_status();
 }
 
 template <bool kDecode, bool kQuant>

@@ -2,7 +2,6 @@
 #pragma once
 #include "cuda/attention/merge.cuh"
 #include "cuda/attention/quant_tiles.cuh"
-#include "cuda/common/launch.cuh"
 
 namespace exl3::cuda {
 
@@ -347,7 +346,6 @@ __global__ void __launch_bounds__(kAttentionThreads, AttentionShape<D, kDecode, 
 #if __CUDA_ARCH__ >= 800
   using Shape = AttentionShape<D, kDecode, kQuant>;
   extern __shared__ __align__(16) __half room[];
-  wait_for_launch_before();
   __half* q = room;
   __half* tiles = room + Shape::kRows * Shape::kStride;
   const Attention<void>& a = p.a;

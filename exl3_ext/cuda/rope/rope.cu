@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include "cuda/cache/kv_quant.cuh"
-#include "cuda/common/launch.cuh"
 #include "exl3/rope.h"
 
 namespace exl3 {
@@ -104,7 +103,6 @@ struct Head {
 
 template <class T, class V>
 __global__ void __launch_bounds__(kWarps* kWarp) append_kernel(RopeAppend<T> p) {
-  wait_for_launch_before();
   const int heads = p.q_heads + 2 * p.kv_heads;
   const int64_t task = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   if (task >= p.rows * heads) return;
@@ -170,8 +168,9 @@ template <class T>
 Status rope_append_cuda(const RopeAppend<T>& p, CudaStream stream) {
   const int64_t blocks = (p.rows * (p.q_heads + 2 * p.kv_heads) + kWarps - 1) / kWarps;
   if (blocks == 0) return Status::kOk;
-  return launch_early(append_kernel<T, typename DeviceType<T>::type>,
-                      dim3(static_cast<unsigned>(blocks)), kWarps * kWarp, 0, stream, p);
+  append_kernel<T, typename DeviceType<T>::type>
+      <<<static_cast<unsigned>(blocks), kWarps * kWarp, 0, stream>>>(p);
+  return launch_status();
 }
 
 template Status rope_append_cuda<float>(const RopeAppend<float>&, CudaStream);
