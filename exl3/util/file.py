@@ -30,9 +30,8 @@ def storage_errors(path: Path, action: str = "write") -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(
-            error.errno or 0, f"{path}: cannot {action}: {reason}; nothing was left half-written"
-        ) from error
+        kept = "" if action in ("read", "list") else "; nothing was left half-written"
+        raise StorageError(error.errno or 0, f"{path}: cannot {action}: {reason}{kept}") from error
 
 
 def fsync_directory(directory: Path) -> None:
