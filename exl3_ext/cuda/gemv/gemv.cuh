@@ -366,6 +366,7 @@ __global__ void __launch_bounds__(kGemvThreads, kBlocksPerSm)
   weights.multiply(
       product, memory.activations + (half * part.blocks * kStepsOfBlock + sub) * Input::kStepWords,
       subs, p.w[0].codebook == Codebook::kMcg);
+  __syncwarp();  // the ring's last words have been read by all lanes
   product.emit(reinterpret_cast<float*>(ring), rows, scales.scale[half]);
   // The sum of squares of each warp goes beside its sums, in the padding of the first row.
   if (gemv_fused(rows) && p.norm_weight) {
