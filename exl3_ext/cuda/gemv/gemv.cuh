@@ -303,17 +303,25 @@ struct WeightStream {
                                            bool mcg) {
     const int lane = threadIdx.x & (kWarp - 1);
     const uint32_t multiplier = mcg ? kMcgMul : k3instMul, increment = mcg ? 0 : k3instAdd;
+    // Two steps a turn (their number is even): the instructions of one fill the waits of the other.
     int slot = 0;
-    for (int i = 0; i < steps; ++i) {
-      copy_wait<kDepth - 1>();
-      LaneWords<kBits> now;
-      now.load(ring + slot * kRowWords, lane);
-      product.step(now, activations, multiplier, increment);
-      activations += subs * Product::Input::kStepWords;
-      if (i + kDepth < steps) fetch<kBits>(ring + slot * kRowWords, next, lane);
-      copy_commit();
-      next += stride;
-      slot = slot + 1 == kDepth ? 0 : slot + 1;
+    for (int i = 0; i < steps; i += 2) {
+      copy_wait<kDepth - 2>();
+      LaneWords<kBits> now[2];
+      now[0].load(ring + slot * kRowWords, lane);
+      now[1].load(ring + (slot + 1) * kRowWords, lane);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (i + j + kDepth < steps) {
+          fetch<kBits>(ring + (slot + j) * kRowWords, next + j * stride, lane);
+        }
+        copy_commit();
+      }
+      product.step(now[0], activations, multiplier, increment);
+      product.step(now[1], activations + subs * Product::Input::kStepWords, multiplier, increment);
+      activations += 2 * subs * Product::Input::kStepWords;
+      next += 2 * stride;
+      slot = slot + 2 == kDepth ? 0 : slot + 2;
     }
   }
 };
