@@ -154,6 +154,7 @@ class DecodeGraphs:
         )
         self._linears: list[tuple[Linear, Any]] = []  # with the weights that were recorded
         self._refused = False
+        self._warned = False  # of a step that could not be recorded
 
     def step(
         self,
@@ -246,7 +247,9 @@ class DecodeGraphs:
             self._refuse(error)
         except RuntimeError as error:
             # An op refused its input; the slower path names the argument that is wrong.
-            logger.debug("recorded step failed: %s", error)
+            level = logging.DEBUG if self._warned else logging.WARNING
+            logger.log(level, "recorded step failed, it runs op by op: %s", error)
+            self._warned = True
         return None
 
     def _forward(self, batch: Batch) -> Tensor:

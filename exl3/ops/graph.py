@@ -108,8 +108,10 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 @cache
 def _memory_pool(device: torch.device) -> Any:
+    """Kept for good: a pool that only graphs hold is gone with the last of them, and its handle
+    cannot be used again."""
     with torch.cuda.device(device):
-        return torch.cuda.graph_pool_handle()
+        return torch.cuda.MemPool()
 
 
 def capture(function: Callable[[], T], device: torch.device) -> CudaGraph[T]:
@@ -127,6 +129,6 @@ def capture(function: Callable[[], T], device: torch.device) -> CudaGraph[T]:
             function()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_memory_pool(device), stream=stream):
+        with torch.cuda.graph(graph, pool=_memory_pool(device).id, stream=stream):
             result = function()
     return CudaGraph(graph, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -78,6 +79,22 @@ def test_captured_step_equals_single_ops(
     assert not cuda_model._graphs._refused
     monkeypatch.setattr(DecodeGraphs, "_wanted", staticmethod(lambda _device: False))
     assert torch.equal(decode(cuda_model, ids), captured)
+
+
+@pytest.mark.cuda
+def test_steps_are_captured_again_after_unloading(
+    device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory that all graphs share outlives the last of them."""
+    results = []
+    for _ in range(3):
+        model = load(device)
+        results.append(decode(model, random_ids(2, 5, 512)))
+        model.unload()
+        del model
+        gc.collect()
+    assert "recorded step failed" not in caplog.text
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
 @pytest.mark.cuda

@@ -48,6 +48,19 @@ Status start(Kernel* kernel, dim3 grid, int threads, int cluster, int shared_byt
                                                                      : Status::kDeviceError;
 }
 
+// Shared memory that keeps more thread blocks than needed from one multiprocessor: a few clusters
+// would else fill some and leave others idle. One more than an even share has room, since a cluster
+// must lie in one group of multiprocessors.
+int spreading_bytes(unsigned grid) {
+  constexpr int kReserved = 1024;  // of each thread block
+  const GemvDevice device = gemv_device();
+  if (!device.clusters) return 0;
+  const int count = device.multiprocessors;
+  const int wanted = (static_cast<int>(grid) + count - 1) / count + 1;
+  const int fixed = static_cast<int>(sizeof(GemvScales) + sizeof(GemvOutputs)) + kReserved;
+  return device.shared_bytes_all / (wanted + 1) - fixed + 16;
+}
+
 template <class Product, int kBits>
 Status run(const GemvParams& p, const GemvShared& sizes, unsigned grid, CudaStream stream) {
   using Input = typename Product::Input;
@@ -150,11 +163,12 @@ Status gemv_cuda(const GemvParams& params, CudaStream stream) {
     p.x.data = at_row(params.x, row);
     p.y.data = at_row(params.y, row);
     p.residual.data = at_row(params.residual, row);
-    const GemvShared sizes =
+    const auto grid = static_cast<unsigned>(units * config.cluster);
+    GemvShared sizes =
         gemv_shared(p.w[0].codebook == Codebook::kMul1, pair, p.w[0].bits, config.fragments,
                     config.rows, static_cast<int>(p.k / kHadamardDim), config.cluster);
-    const Status status =
-        pick_bits(p, sizes, static_cast<unsigned>(units * config.cluster), stream);
+    sizes.total = std::max(sizes.total, spreading_bytes(grid));
+    const Status status = pick_bits(p, sizes, grid, stream);
     if (status != Status::kOk) return status;
   }
   return Status::kOk;
