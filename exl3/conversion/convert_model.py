@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -225,6 +226,15 @@ def run(argv: Sequence[str] | None = None) -> int:
         )
         console.print(f"interrupted; {hint}", highlight=False, markup=False)
         return _INTERRUPTED
+    except torch.OutOfMemoryError as error:
+        console.print(
+            f"error: the GPU's memory is full ({one_line(error)}); free some, or go on on the CPU"
+            f" with: convert.py -w {shlex.quote(work)} -r -d cpu",
+            style="red",
+            highlight=False,
+            markup=False,
+        )
+        return 1
     except (Exl3Error, OSError, ImportError, MemoryError, ArithmeticError) as error:
         if verbose:
             console.print_exception()

@@ -102,7 +102,7 @@ def main(in_args: dict[str, Any], job_state: Any = None, console: Console | None
     calibration = make_calibration(config, plan)
     config.infer_params.plain_dtype = torch.float32
     reference = Model.from_config(config)
-    reference.load()
+    reference.load(device="cpu")  # where the groups are measured
     try:
         memory = int(in_args["max_sys_memory"] * 1024**3)
         measurement = Measurement(reference, configs, calibration.input_ids, memory)

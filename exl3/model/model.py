@@ -23,7 +23,7 @@ from .decode import DecodeGraphs
 from .inputs import Params, check_cache, check_ids, check_params, given_params, make_batch
 from .load_options import LoadArguments, console_progress
 from .packing import WeightPacker, read_ahead
-from .placement import automatic_device, check_room, describe
+from .placement import automatic_device, check_room, describe, out_of_memory
 from .storage import layout_tree, storage_info
 
 logger = logging.getLogger(__name__)
@@ -125,6 +125,8 @@ class Model:
                     if done < total:
                         self.modules[done].load(stc, options)
                         packer.add(self.modules[done])
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(self, arguments, device) from error
         finally:
             if not complete:
                 self.unload()

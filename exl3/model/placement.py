@@ -158,6 +158,16 @@ def check_room(model: Model, arguments: LoadArguments, device: torch.device) -> 
         )
 
 
+def out_of_memory(model: Model, arguments: LoadArguments, device: torch.device) -> OutOfMemory:
+    """The error for a device that ran full although the plan fitted: others use it, too."""
+    return OutOfMemory(
+        f"{device} ran out of memory while the model was loaded: it needs"
+        f" {_gib(needed_bytes(model, arguments))} with its caches, and"
+        f" {_gib(free_bytes(device))} are free now; other programs use the device, or a cache was"
+        " attached meanwhile"
+    )
+
+
 def describe(model: Any, arguments: LoadArguments, device: torch.device) -> str:
     """One line for `verbose`."""
     return f"{model.config.architecture}: {_gib(needed_bytes(model, arguments))} on {device}"

@@ -81,6 +81,18 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         conversion_device([0, 1])
 
 
+def test_a_full_device_is_one_line(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate much")
+
+    monkeypatch.setattr("exl3.conversion.stages.quantize_group", full)
+    assert convert(arguments) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "memory is full (tried to allocate much)" in shown and "-r -d cpu" in shown
+
+
 @pytest.mark.cuda
 def test_rows_on_the_device_only_if_they_fit(
     device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,17 @@ def test_automatic_choice(model: Model, monkeypatch: pytest.MonkeyPatch) -> None
     assert automatic_device(model, arguments) == torch.device("cpu")
 
 
+def test_a_device_that_runs_full_meanwhile(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(model.modules[2], "load", full)
+    monkeypatch.setattr(placement, "free_bytes", lambda _device: 3 * GIB)
+    with pytest.raises(OutOfMemory, match=r"needs \d\.\d\d GiB .* 3\.00 GiB are free now"):
+        model.load(device="cpu")
+    assert not any(module.loaded for module in model.modules)
+
+
 def test_named_devices_are_checked_before_reading(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
