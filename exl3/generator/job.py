@@ -148,6 +148,7 @@ class Job:
         self.prompt_report: PromptReport | None = None  # until it is complete
         self._draw: Draw | None = None  # of the next token
         self._forced: list[int] = []
+        self._memory: Any = None  # of the sampler, before the last draw
         self._banned_at: dict[int, list[int]] = {}  # position -> ids that led to a banned string
         self._healed_ids: list[int] | None = None  # what the first token may be
 
@@ -372,6 +373,8 @@ class Job:
 
     def choose(self, logits: Rows, row: int) -> int:
         """Draw from a row of logits."""
+        if isinstance(self.sampler, CustomSampler):
+            self._memory = self.sampler.memory()
         if self._forced:
             return self._forced.pop(0)
         if isinstance(self.sampler, CustomSampler):
@@ -405,6 +408,7 @@ class Job:
         limit = self.new_tokens == self.options.max_new_tokens
         assert self.stream is not None
         told = report(token, logits, row, self.options)
+        told.memory = self._memory
         outcome = self.stream.push(told, limit=limit or full, filter_done=done)
         if outcome.suppressed is not None:
             self._take_back(outcome.suppressed)
@@ -421,6 +425,8 @@ class Job:
         with filter_faults():
             for filter in self.filters:
                 filter.rewind(fed)
+        if isinstance(self.sampler, CustomSampler):
+            self.sampler.restore(tokens[0].memory)
         self._banned_at = {k: v for k, v in self._banned_at.items() if k <= length}
         self._banned_at.setdefault(length, []).append(tokens[0].id)
 

@@ -36,6 +36,7 @@ class Token:
     prob: float | None = None
     top: tuple[Any, Any] | None = None  # ids long (1, 1, k), probabilities (1, 1, k)
     logits: torch.Tensor | None = None  # (1, 1, V_pad)
+    memory: Any = None  # of the sampler, before it drew the token
 
 
 @dataclass(slots=True)

@@ -78,6 +78,12 @@ class SS_AdaptiveP(_Final):
     def alt(self) -> SS_Base | None:
         return SS_Sample() if self.target == 1.0 else None
 
+    def memory(self) -> Any:
+        return self.weighted, self.total
+
+    def restore(self, memory: Any) -> None:
+        self.weighted, self.total = memory
+
     def apply(self, row: Row) -> None:
         probs = row.probs().astype(np.float64)
         target = min(max(self.target, 0.0), 1.0)
@@ -116,6 +122,12 @@ class SS_Mirostat(_Final):
 
     def alt(self) -> SS_Base | None:
         return SS_Sample() if math.isinf(self.tau) else None
+
+    def memory(self) -> Any:
+        return self.mu
+
+    def restore(self, memory: Any) -> None:
+        self.mu = memory
 
     def apply(self, row: Row) -> None:
         probs = row.probs().astype(np.float64)

@@ -70,6 +70,13 @@ class SS_Base:
     def reqs_torch_seed(self) -> bool:
         return False
 
+    def memory(self) -> Any:
+        """What the step remembers of the tokens drawn; None if nothing. Never changed in place."""
+        return None
+
+    def restore(self, memory: Any) -> None:
+        """Back to what `memory` gave."""
+
     def needs_logits(self) -> bool:
         """True: must come before every step that cuts the distribution."""
         return False

@@ -72,6 +72,17 @@ class CustomSampler(Sampler):
         twin.steps = [copy.copy(step) for step in self.steps]
         return twin
 
+    def memory(self) -> tuple[Any, ...] | None:
+        """What the steps remember of the tokens drawn; None if nothing."""
+        kept = tuple(step.memory() for step in self.steps)
+        return kept if any(item is not None for item in kept) else None
+
+    def restore(self, memory: tuple[Any, ...] | None) -> None:
+        """Forget the draws since `memory` gave this."""
+        for step, item in zip(self.steps, memory or (), strict=False):
+            if item is not None:
+                step.restore(item)
+
     def forward(
         self,
         logits: Tensor,

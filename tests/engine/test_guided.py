@@ -225,6 +225,20 @@ def test_end_of_text_only_where_the_grammar_may_end(generator) -> None:
     assert last["new_tokens"] < 9
 
 
+@pytest.mark.parametrize("eos", [[], [600], [1, 400, None], [2]])
+def test_whatever_ends_a_text(generator, eos) -> None:
+    """No EOS, one that the tokenizer does not have, several: the vocabulary is made anew."""
+    config = Config.from_directory(str(DIRECTORY))
+    tokenizer = Tokenizer.from_config(config)
+    config.eos_token_id_list[:], tokenizer.eos_token_id = eos, None
+    filter = LLGuidanceFilter(tokenizer, regex="a?")
+    filter.reset()
+    words = filter.get_next_logit_mask()[0].tolist()
+    allowed = {i for i in range(512) if words[i >> 5] >> (i & 31) & 1}
+    known = {i for i in eos if i is not None and i < 512} or {1}
+    assert allowed == known | {tokenizer.single_id("a")}
+
+
 def test_captures(generator) -> None:
     filter = LLGuidanceFilter(
         generator.tokenizer,

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from exl3.generator.automaton import fold
+from exl3.generator.sampler import CustomSampler, SS_AdaptiveP, SS_Mirostat
 from exl3.generator.stops import LoopDetector
 from tests.engine.fake import FakeModel
 from tests.engine.test_generator import job, prompt, run, text, tokens
@@ -158,6 +159,24 @@ def test_banned_strings_never_appear(make, banned: str) -> None:
     assert cut[0]["suppressed_tokens"].shape == (1, len(banned))
     assert text(events) == events[-1]["full_completion"]
     assert events[-1]["new_tokens"] == len(tokens(events)) == 30
+
+
+@pytest.mark.parametrize("final", [SS_Mirostat(3.0, 0.5), SS_AdaptiveP(0.5, 0.9)])
+def test_a_cut_takes_back_what_the_sampler_remembers(make, final) -> None:
+    script = [3 + b[0] for b in letters("ab x foo bar end")]
+    generator = make(4, model=Scripted(script, 5))
+    item = job(prompt(5), banned_strings=["foo"], max_new_tokens=30, sampler=CustomSampler([final]))
+    generator.enqueue(item)
+    remembered, cuts = {5: item.sampler.memory()}, 0
+    while generator.num_remaining_jobs():
+        for event in generator.iterate():
+            length = len(item.sequence)
+            if "suppressed_tokens" in event:
+                cuts += 1
+                assert item.sampler.memory() == remembered[length]
+            elif event["stage"] == "streaming":
+                remembered[length] = item.sampler.memory()
+    assert cuts and len(set(remembered.values())) > 2
 
 
 def test_banned_string_at_the_last_token(make) -> None:

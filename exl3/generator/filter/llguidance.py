@@ -15,7 +15,9 @@ from .base import Filter
 
 logger = logging.getLogger(__name__)
 
-_vocabularies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_vocabularies: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = (
+    weakref.WeakKeyDictionary()
+)
 
 # White space between the parts of a JSON text: a space, or a line break with an indent. Without a
 # bound a model may go on with white space until its limit.
@@ -38,15 +40,28 @@ def _package() -> Any:
 
 
 def _vocabulary(tokenizer: Any) -> Any:
-    """The package's form of the vocabulary; about a second to build, kept per tokenizer."""
-    if tokenizer not in _vocabularies:
-        stops = list(tokenizer.config.eos_token_id_list)
-        _vocabularies[tokenizer] = _package().LLTokenizer(
-            tokenizer.tokenizer.to_str(),
-            n_vocab=tokenizer.actual_vocab_size,
-            eos_token=stops if len(stops) != 1 else stops[0],
-        )
-    return _vocabularies[tokenizer]
+    """The package's form of the vocabulary; about a second to build, kept per tokenizer and set of
+    ids that end a text.
+
+    Raises:
+        ConfigError: the package cannot read the tokenizer.
+    """
+    size = tokenizer.actual_vocab_size
+    known = [*tokenizer.config.eos_token_id_list, tokenizer.eos_token_id]
+    stops = tuple(sorted({i for i in known if i is not None and 0 <= i < size}))
+    made = _vocabularies.setdefault(tokenizer, {})
+    if stops not in made:
+        try:
+            made[stops] = _package().LLTokenizer(
+                tokenizer.tokenizer.to_str(),
+                n_vocab=size,
+                eos_token=list(stops) if len(stops) > 1 else stops[0] if stops else None,
+            )
+        except ValueError as error:
+            raise ConfigError(
+                f"LLGuidanceFilter: the package cannot use this tokenizer: {error}"
+            ) from error
+    return made[stops]
 
 
 class LLGuidanceFilter(Filter):
