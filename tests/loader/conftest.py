@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+
+# The `gguf` extra is not on every machine.
+collect_ignore = [] if importlib.util.find_spec("gguf") else ["test_gguf.py"]
 
 
 @pytest.fixture
