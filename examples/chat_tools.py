@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -125,7 +126,8 @@ class Sandbox:
 
 
 def _limits(seconds: int) -> Callable[[], None] | None:
-    """A function for the child: limits on processor time, memory and the size of files."""
+    """A function for the child: limits on processor time, memory and the size of files. Processor
+    time is for what outlives its parent: the parent's own clock stops it first."""
     try:
         import resource
     except ImportError:  # not a Unix
@@ -133,7 +135,7 @@ def _limits(seconds: int) -> Callable[[], None] | None:
 
     def apply() -> None:
         for what, most in (
-            (resource.RLIMIT_CPU, seconds),
+            (resource.RLIMIT_CPU, seconds * (os.cpu_count() or 1) + 2),
             (resource.RLIMIT_AS, 4 << 30),
             (resource.RLIMIT_FSIZE, 64 << 20),
             (resource.RLIMIT_CORE, 0),

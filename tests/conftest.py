@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
@@ -13,6 +14,11 @@ from exl3.settings import ISA_LEVELS
 
 # Tests that mean a GPU name it.
 os.environ.setdefault("EXL3_DEFAULT_DEVICE", "cpu")  # noqa: TID251
+
+# A change is judged on the same random examples every time; other runs look for new ones.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):  # noqa: TID251
+    hypothesis.settings.load_profile("ci")
 
 
 @pytest.fixture(params=ISA_LEVELS)
