@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from .steps import (
     SS_Temperature,
     _Cut,
     _fraction,
-    _LogitStep,
     _number,
-    _token_ids,
+    _TokenSet,
     heat,
 )
 
@@ -159,18 +157,11 @@ class SS_Smoothing(SS_Base):
             row.own()[finite] = bent.astype(np.float32)
 
 
-class SS_AllowTokens(_LogitStep):
+class SS_AllowTokens(_TokenSet):
     """Draw nothing but these ids; ids outside the vocabulary are ignored. No ids: off."""
 
-    def __init__(self, token_ids: Iterable[int]) -> None:
-        self.token_ids = _token_ids(self, "token_ids", token_ids)
-        self._ids = np.array(self.token_ids, np.int64)
-
-    def alt(self) -> SS_Base | None:
-        return None if self.token_ids else SS_NoOp()
-
     def apply(self, row: Row) -> None:
-        ids = self._ids[(self._ids >= 0) & (self._ids < row.logits.size)]
+        ids = self.inside(row)
         logits = np.full(row.logits.size, -np.inf, np.float32)
         logits[ids] = row.logits[ids]
         row.logits, row.shared = logits, False

@@ -240,8 +240,8 @@ def _number_or_nan(value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-class SS_BanTokens(_LogitStep):
-    """Never draw these ids; ids outside the vocabulary are ignored."""
+class _TokenSet(_LogitStep):
+    """A set of ids; those outside the vocabulary are ignored. No ids: off."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         self.token_ids = _token_ids(self, "token_ids", token_ids)
@@ -250,6 +250,13 @@ class SS_BanTokens(_LogitStep):
     def alt(self) -> SS_Base | None:
         return None if self.token_ids else SS_NoOp()
 
+    def inside(self, row: Row) -> np.ndarray:
+        """The ids that the row has."""
+        return self._ids[(self._ids >= 0) & (self._ids < row.logits.size)]
+
+
+class SS_BanTokens(_TokenSet):
+    """Never draw these ids; ids outside the vocabulary are ignored."""
+
     def apply(self, row: Row) -> None:
-        logits = row.own()
-        logits[self._ids[(self._ids >= 0) & (self._ids < logits.size)]] = -np.inf
+        row.own()[self.inside(row)] = -np.inf

@@ -13,29 +13,15 @@ from torch import Tensor
 
 from exl3.ops.attention import paged_attention
 from exl3.ops.rope import rope_append_
+from tests.bench.bench_cuda_linear import graph_us
 
 PAGE, Q_HEADS, KV_HEADS, DIM = 256, 32, 8, 128
 COPIES = 16  # caches in turn, so that the second-level cache does not hold them
 
 
-def microseconds(calls: list[Callable[[], object]], repeats: int = 20) -> float:
+def microseconds(calls: list[Callable[[], object]]) -> float:
     """Median time of one call; the calls run in turn within one captured graph."""
-    for call in calls[:2]:
-        call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = [call() for call in calls]
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) * 1e3 / len(calls))
-    del kept
-    return sorted(times)[len(times) // 2]
+    return graph_us(calls)[0] / len(calls)
 
 
 def problem(bsz: int, queries: int, length: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:

@@ -173,41 +173,41 @@ static inline void each_group(int rows, const F& f) {
   }
 }
 
-// One block of n keys. A plain cache is read where it lies, a quantised one is decoded first.
+// use(from, step) with n rows of K or of V of one head: a plain cache is read where it lies, a
+// quantised one is decoded first.
+template <class F>
+static inline void cached_rows(const AttentionParams& p, const QuantRows& quant,
+                               const half_bits* cache, int64_t row, int dim, int n, float* decoded,
+                               const F& use) {
+  if (quant.bits) {
+    dequantise_rows(quant, row, p.kv_heads, dim, n, decoded);
+    use(decoded, int64_t{dim});
+  } else {
+    use(cache + row * dim, static_cast<int64_t>(p.kv_heads) * dim);
+  }
+}
+
+// One block of n keys.
 static void few_block(const AttentionParams& p, const AttentionTask& t, FewRows& f, int64_t key,
                       int n) {
   const int rows = static_cast<int>(t.row_end - t.row_begin);
   const int64_t row = cache_slot(p, t.sequence, key) * p.kv_heads + t.kv_head;
-  if (p.k_quant.bits) {
-    dequantise_rows(p.k_quant, row, p.kv_heads, p.head_dim, n, f.decoded);
-    each_group(rows, [&](auto count, int first) {
-      few_scores<decltype(count)::value>(f, first, f.decoded, p.head_dim, p.head_dim, n);
-    });
-  } else {
-    const int64_t step = static_cast<int64_t>(p.kv_heads) * p.head_dim;
-    const half_bits* k = p.k_cache + row * p.head_dim;
+  cached_rows(p, p.k_quant, p.k_cache, row, p.head_dim, n, f.decoded, [&](auto k, int64_t step) {
     each_group(rows, [&](auto count, int first) {
       few_scores<decltype(count)::value>(f, first, k, step, p.head_dim, n);
     });
-  }
+  });
   for (int r = 0; r < rows; ++r) {
     const int64_t query = (t.row_begin + r) / group_size(p);
     const KeyRange seen = visible_keys(p, t.sequence, query);
     const int64_t end = seen.end < key + n ? seen.end : key + n;
     few_softmax(f, r, seen.begin - key, end - key, n, p.softcap);
   }
-  if (p.v_quant.bits) {
-    dequantise_rows(p.v_quant, row, p.kv_heads, p.v_head_dim, n, f.decoded);
-    each_group(rows, [&](auto count, int first) {
-      few_all_values<decltype(count)::value>(f, first, f.decoded, p.v_head_dim, p.v_head_dim, n);
-    });
-  } else {
-    const int64_t step = static_cast<int64_t>(p.kv_heads) * p.v_head_dim;
-    const half_bits* v = p.v_cache + row * p.v_head_dim;
+  cached_rows(p, p.v_quant, p.v_cache, row, p.v_head_dim, n, f.decoded, [&](auto v, int64_t step) {
     each_group(rows, [&](auto count, int first) {
       few_all_values<decltype(count)::value>(f, first, v, step, p.v_head_dim, n);
     });
-  }
+  });
 }
 
 static void few_finish(const AttentionParams& p, const AttentionTask& t, const FewRows& f,
