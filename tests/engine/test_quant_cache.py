@@ -98,7 +98,8 @@ def test_copy_page(model: Model) -> None:
 
 def test_direct_access(model: Model) -> None:
     cache = quant_cache(model, 1024, (8, 7))
-    keys = torch.randn(2, 3, 2, 64)
+    # At 7 bits the largest error of so many values comes near the bound, whatever they are.
+    keys = torch.randn(2, 3, 2, 64, generator=torch.Generator().manual_seed(1))
     table = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
     past = torch.tensor([255, 0])
     cache.update_layer_direct(1, past, table, (keys, keys + 1), 3)
