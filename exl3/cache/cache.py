@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -115,9 +116,9 @@ class Cache:
         if attached is not None:
             attached.detach_cache(self)
 
-    def alloc(self, device: torch.device) -> None:
-        """Make all tensors; called by the model."""
-        for layer in self.layers:
+    def alloc(self, devices: Sequence[torch.device]) -> None:
+        """Make all tensors, each layer's on its device; called by the model."""
+        for layer, device in zip(self.layers, devices, strict=True):
             layer.alloc(device)
 
     def free(self) -> None:

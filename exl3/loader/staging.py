@@ -1,4 +1,4 @@
-"""Tensors read ahead of their use, straight to a device.
+"""Tensors read ahead of their use, straight to their devices.
 
 Threads read pieces of the tensors that come next, into pinned memory of their own, and queue the
 copy to the device on a stream of their own; the caller's stream waits for the copies of a tensor
@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -45,16 +45,17 @@ class _Item:
 
 
 class Staged(TensorSource):
-    """`source` with the tensors `keys` on `device`, read ahead in that order; others as they are.
+    """`source` with the tensors that `devices` names on their devices, read ahead in that order;
+    others as they are.
 
     Only tensors of files with plain storage (`TensorSource.place`) are read ahead. Use as a context
     manager.
     """
 
-    def __init__(self, source: TensorSource, keys: Iterable[str], device: torch.device) -> None:
+    def __init__(self, source: TensorSource, devices: Mapping[str, torch.device]) -> None:
         self._source = source
-        self._device = device
-        self._waiting = deque((key, place) for key in keys if (place := source.place(key)))
+        self._devices = devices
+        self._waiting = deque((key, place) for key in devices if (place := source.place(key)))
         self._places = dict(self._waiting)
         self._items: dict[str, _Item] = {}
         self._ahead = 0
@@ -93,7 +94,7 @@ class Staged(TensorSource):
         events = [piece.result() for piece in item.pieces]
         for event in events:
             if event is not None:
-                torch.cuda.current_stream(self._device).wait_event(event)
+                torch.cuda.current_stream(item.tensor.device).wait_event(event)
         self.metrics.add(_bytes(item.tensor), time.perf_counter() - start)
         self._ahead -= _bytes(item.tensor)
         self._fill()
@@ -107,12 +108,12 @@ class Staged(TensorSource):
                 self._submit(key, place)
 
     def _submit(self, key: str, place: Place) -> None:
-        info = self._source.info(key)
-        tensor = torch.empty(info.shape, dtype=info.dtype, device=self._device)
+        info, device = self._source.info(key), self._devices[key]
+        tensor = torch.empty(info.shape, dtype=info.dtype, device=device)
         ready = None
-        if self._device.type == "cuda":
+        if device.type == "cuda":
             # The memory may still be read by work that was queued before it was freed.
-            ready = torch.cuda.current_stream(self._device).record_event()
+            ready = torch.cuda.current_stream(device).record_event()
         item = _Item(tensor)
         flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.view(torch.uint8)
         for at in range(0, flat.numel(), PIECE_BYTES):
@@ -129,7 +130,7 @@ class Staged(TensorSource):
         if ready is None:
             read_range(place.path, offset=offset, target=part, identity=place.identity)
             return None
-        worker = self._worker()
+        worker = self._worker(part.device)
         worker.copied.synchronize()
         room = worker.room[: part.numel()]
         read_range(place.path, offset=offset, target=room, identity=place.identity)
@@ -141,20 +142,22 @@ class Staged(TensorSource):
             event.record(worker.stream)
         return event
 
-    def _worker(self) -> _Worker:
-        found: _Worker | None = getattr(self._local, "worker", None)
-        if found is None:
-            torch.cuda.set_device(self._device)
+    def _worker(self, device: torch.device) -> _Worker:
+        known: dict[torch.device, _Worker] | None = getattr(self._local, "workers", None)
+        if known is None:
+            known = self._local.workers = {}
+        torch.cuda.set_device(device)  # of this thread
+        if device not in known:
             room = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-            found = _Worker(room, torch.cuda.Stream(self._device), torch.cuda.Event())
-            self._local.worker = found
-        return found
+            known[device] = _Worker(room, torch.cuda.Stream(device), torch.cuda.Event())
+        return known[device]
 
     def close(self) -> None:
         """End the threads; what was read ahead is dropped. The source stays open."""
         self._pool.shutdown(cancel_futures=True)
-        if self._device.type == "cuda" and self._items:
-            torch.cuda.synchronize(self._device)
+        for device in {item.tensor.device for item in self._items.values()}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         self._items.clear()
         self._waiting.clear()
         self._places.clear()

@@ -118,15 +118,13 @@ def fill_mask(mask: np.ndarray, each: tuple[Chosen, ...], adapters: Chosen) -> N
             mask[row, column[adapter]] = 1
 
 
-def batch_adapters(
-    each: tuple[Chosen, ...] | None, q_len: int, device: torch.device
-) -> Adapters | None:
-    """The adapters of a batch of sequences of `q_len` rows each."""
+def batch_adapters(each: tuple[Chosen, ...] | None, q_len: int) -> Adapters | None:
+    """The adapters of a batch, on the host, of sequences of `q_len` rows each."""
     if each is None:
         return None
     adapters = adapters_of(each)
     mask = torch.zeros(len(each), len(adapters))
     fill_mask(mask.numpy(), each, adapters)
     everywhere = tuple(bool(column.all()) for column in mask.T)
-    rows = mask.repeat_interleave(q_len, dim=0).to(device)
+    rows = mask.repeat_interleave(q_len, dim=0)
     return Adapters(tuple(adapter.layers for adapter in adapters), rows, everywhere)

@@ -3,14 +3,15 @@
 A step is one token for each of `bsz` sequences on a paged cache, all blocks EXL3; a plain head runs
 after the replay. What varies from step to step (ids, positions, lengths, page tables, slots) is
 written into fixed buffers. On CUDA the step is one captured graph, and its inputs travel in one
-copy from pinned memory.
+copy from pinned memory. A model that is split over devices has one recording for each segment, and
+a fixed buffer where the hidden state enters it.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from ..ops.graph import Recording, capture, record
 from ..settings import settings
 from .adapters import Adapter, Chosen, adapters_of, fill_mask
 from .inputs import check_cache, page_table
+from .segments import Segment
 
 if TYPE_CHECKING:
     from .model import Model
@@ -67,24 +69,42 @@ def _copied(rows: Tensor) -> Tensor:
 
 
 class _Step:
-    """Buffers and recording of one bucket on one cache, for some adapters."""
+    """Buffers and recordings of one bucket on one cache, for some adapters.
 
-    def __init__(self, rows: int, pages: int, device: torch.device, adapters: Chosen = ()) -> None:
+    Args:
+        devices: of each part of the model.
+        segments: how many the model has.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        pages: int,
+        devices: Sequence[torch.device],
+        *,
+        segments: int = 1,
+        adapters: Chosen = (),
+    ) -> None:
         self.rows = rows
         self.loras = adapters
         self.mask = torch.zeros(rows, len(adapters))
         words = 2 * rows + 2 * rows + rows + rows + rows * pages  # of 4 bytes
-        on_cuda = device.type == "cuda"
-        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=on_cuda)
-        self._device = torch.zeros_like(self._host, device=device) if on_cuda else self._host
-        self._sent = torch.cuda.Event() if on_cuda else None
-        host, self._tensors = self._split(self._host, pages), self._split(self._device, pages)
-        self._views = tuple(t.numpy() for t in host)
+        self._host = torch.zeros(words, dtype=torch.int32, pin_memory=devices[0].type == "cuda")
+        self._views = tuple(t.numpy() for t in self._split(self._host, pages))
         self._views[3][:] = -1
-        self.query_starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._sent: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._tensors: list[tuple[Tensor, ...]] = []  # of each part
+        for device in devices:
+            own = self._host
+            if device.type == "cuda":
+                own = torch.zeros_like(self._host, device=device)
+                self._sent.append((own, torch.cuda.Event()))
+            starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+            self._tensors.append((*self._split(own, pages), starts))
         self.pages = pages
         self._live = 0
-        self.graph: Recording[Tensor] | None = None
+        self.graphs: list[Recording[Tensor] | None] = [None] * segments
+        self.entries: list[Tensor | None] = [None] * segments
 
     def _split(self, words: Tensor, pages: int) -> tuple[Tensor, ...]:
         """Ids, positions, lengths, slots and page table in one buffer."""
@@ -101,8 +121,8 @@ class _Step:
     def fill(self, ids: np.ndarray, table: np.ndarray, past: np.ndarray) -> None:
         """Write one step's inputs: (n,), (n, pages) and (n,) with n <= rows. Rows past n have
         length 0 and store nothing."""
-        if self._sent is not None:
-            self._sent.synchronize()  # the copy before has left the buffer
+        for _, sent in self._sent:
+            sent.synchronize()  # the copy before has left the buffer
         n = ids.shape[0]
         own_ids, positions, seq_lens, slots, page_table_ = self._views
         if n < self._live:
@@ -113,9 +133,9 @@ class _Step:
         np.add(past, 1, out=seq_lens[:n], casting="same_kind")
         slots[:n] = page * PAGE_SIZE + past % PAGE_SIZE
         page_table_[:n, : table.shape[1]] = table
-        if self._sent is not None:
-            self._device.copy_(self._host, non_blocking=True)
-            self._sent.record()
+        for own, sent in self._sent:
+            own.copy_(self._host, non_blocking=True)
+            sent.record(torch.cuda.current_stream(own.device))
 
     def adapters(self, rows: int) -> Adapters | None:
         """The adapters of the first rows."""
@@ -124,16 +144,23 @@ class _Step:
         layers = tuple(lora.layers for lora in self.loras)
         return Adapters(layers, self.mask[:rows], (False,) * len(layers))
 
-    def batch(self, cache: Any) -> Batch:
-        """The batch that reads these buffers."""
-        ids, positions, seq_lens, slots, table = self._tensors
+    def enter(self, index: int, x: Tensor, device: torch.device) -> None:
+        """Bring the hidden state to where segment `index` reads it."""
+        entry = self.entries[index]
+        if entry is None:
+            entry = self.entries[index] = torch.empty_like(x, device=device)
+        entry.copy_(x)
+
+    def batch(self, cache: Any, part: int) -> Batch:
+        """The batch that reads the buffers of a part."""
+        ids, positions, seq_lens, slots, table, query_starts = self._tensors[part]
         return Batch(
             self.rows,
             1,
             positions,
             input_ids=ids,
             cache=cache,
-            query_starts=self.query_starts,
+            query_starts=query_starts,
             seq_lens=seq_lens,
             page_table=table,
             slots=slots,
@@ -232,17 +259,16 @@ class DecodeGraphs:
         return bool(known_pages and ids.min() >= 0 and ids.max() < self.model.config.vocab_size)
 
     def _run(self, step: _Step, cache: Any) -> Tensor | None:
-        device = self.model.output_device
-        assert device is not None
+        """What the last segment returns, on the output device."""
+        model, x = self.model, None
         try:
-            if step.graph is not None:
-                return step.graph.replay()
-            if device.type == "cuda":
-                step.graph = capture(lambda: self._forward(step.batch(cache)), device)
-                return step.graph.replay()
-            recorded = record(lambda: self._forward(step.batch(cache)))
-            step.graph = recorded
-            return recorded.result
+            for index, segment in enumerate(model.segments):
+                if x is not None and not (segment.blocks or model.head.quantized):
+                    return x.to(segment.device)
+                if x is not None:
+                    step.enter(index, x, segment.device)
+                x = self._run_segment(step, cache, index, segment)
+            return x
         except UnsupportedError as error:
             self._refuse(error)
         except RuntimeError as error:
@@ -252,14 +278,30 @@ class DecodeGraphs:
             self._warned = True
         return None
 
-    def _forward(self, batch: Batch) -> Tensor:
-        """Unmasked logits, or what enters the final norm if the head is plain."""
+    def _run_segment(self, step: _Step, cache: Any, index: int, segment: Segment) -> Tensor:
+        graph = step.graphs[index]
+        if graph is not None:
+            return graph.replay()
+
+        def forward() -> Tensor:
+            return self._forward(step.batch(cache, segment.part), index, step.entries[index])
+
+        if segment.device.type == "cuda":
+            graph = step.graphs[index] = capture(forward, segment.device)
+            return graph.replay()
+        recorded = step.graphs[index] = record(forward)
+        return recorded.result
+
+    def _forward(self, batch: Batch, index: int, x: Tensor | None) -> Tensor:
+        """A segment: from ids or the hidden state `x` to the hidden state, or after the last block
+        to unmasked logits if the head is not plain."""
         model = self.model
-        assert batch.input_ids is not None
-        x = model.embedding.forward(batch.input_ids, batch)
-        for block in model.blocks:
+        if x is None:
+            assert batch.input_ids is not None
+            x = model.embedding.forward(batch.input_ids, batch)
+        for block in model.segments[index].blocks:
             x = block.forward(x, batch)
-        if not model.head.quantized:
+        if index + 1 < len(model.segments) or not model.head.quantized:
             return x
         return run_group(wide(x), (model.head,), batch, norm=model.final_norm)
 
@@ -267,9 +309,15 @@ class DecodeGraphs:
         steps = self._steps.setdefault(cache, {})
         step = steps.pop(key, None)
         if step is None or step.pages < width:
-            device = self.model.output_device
-            assert device is not None
-            step = _Step(key[0], max(width, cache.num_pages), device, key[1])
+            segments = self.model.segments
+            devices = {segment.part: segment.device for segment in segments}
+            step = _Step(
+                key[0],
+                max(width, cache.num_pages),
+                [devices[part] for part in sorted(devices)],
+                segments=len(segments),
+                adapters=key[1],
+            )
             if len(steps) >= _MAX_STEPS:
                 steps.pop(next(iter(steps)))
         steps[key] = step

@@ -81,9 +81,7 @@ class LoRA:
         layers, unmatched = reader.fit(pairs, lora_scaling)
         skipped += unmatched
         _report_skipped(file, skipped, len(layers))
-        device = model.output_device
-        assert device is not None
-        adapter = Adapter(path.name, _on(layers, device), _digest(layers))
+        adapter = Adapter(path.name, reader.placed(layers), _digest(layers))
         return LoRA(
             model,
             path.name,
@@ -164,6 +162,16 @@ class _Fitter:
             )
         return found, unmatched
 
+    def placed(self, layers: Mapping[str, LowRank]) -> dict[str, LowRank]:
+        """The pairs with their layers and as the activations are there: float32 on the CPU, float16
+        on CUDA."""
+        found = {}
+        for key, pair in layers.items():
+            device = self.layers[key].device
+            dtype = torch.float16 if device.type == "cuda" else torch.float32
+            found[key] = LowRank(pair.a.to(device, dtype), pair.b.to(device, dtype))
+        return found
+
     def _layer(self, module: str) -> Linear | None:
         """The layer whose name is the longest end of the module's."""
         parts = module.split(".")
@@ -190,15 +198,6 @@ class _Fitter:
                     f"{self.file}: {module}.{half} has size {size}, the layer {layer.key} has "
                     f"{expected}; the adapter was made for another model"
                 )
-
-
-def _on(layers: Mapping[str, LowRank], device: torch.device) -> dict[str, LowRank]:
-    """The pairs where and as the activations are: float32 on the CPU, float16 on CUDA."""
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
-    return {
-        key: LowRank(pair.a.to(device, dtype), pair.b.to(device, dtype))
-        for key, pair in layers.items()
-    }
 
 
 def _digest(layers: Mapping[str, LowRank]) -> bytes:

@@ -23,7 +23,9 @@ from .decode import DecodeGraphs
 from .inputs import Params, check_cache, check_ids, check_params, given_params, make_batch
 from .load_options import LoadArguments, console_progress
 from .packing import WeightPacker, read_ahead
-from .placement import automatic_device, check_room, describe, out_of_memory
+from .placement import make_plan, out_of_memory
+from .segments import Pass, Segment, segments_of
+from .split import Plan
 from .storage import layout_tree, storage_info
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class Model:
         self.tp_output_device: torch.device | None = None
         self.output_device: torch.device | None = None
         self.active_devices: list[torch.device] = []
+        self.segments: tuple[Segment, ...] = ()
         self.draft_verifier_params: dict[str, Any] = {}
         self.first_block_idx = 1
         self.logit_layer_idx = len(self.modules) - 1
@@ -95,23 +98,21 @@ class Model:
         arguments.check()
         return self._load_gen(arguments)
 
-    def _load_gen(self, arguments: LoadArguments) -> Iterator[tuple[int, int]]:
-        device = arguments.target()
-        if device is None:
-            device = automatic_device(self, arguments)
-        else:
-            check_room(self, arguments, device)
-        self._check_device(device)
+    def _load_gen(
+        self, arguments: LoadArguments, plan: Plan | None = None
+    ) -> Iterator[tuple[int, int]]:
+        plan = plan or make_plan(self, arguments)
+        devices = [plan.parts[part].device for part in plan.part_of()]
+        self._check_devices(plan)
         if arguments.verbose:
-            logger.info("%s", describe(self, arguments, device))
-        options = LoadOptions(self.config.infer_params.plain_dtype, device)
-        total, start = len(self.modules), time.perf_counter()
+            logger.info("%s: %s", self.config.architecture, plan.text())
+        total, start, device = len(self.modules), time.perf_counter(), devices[0]
         complete = False
         packer = WeightPacker()
         try:
             with (
                 console_progress(arguments.progressbar, total) as report,
-                read_ahead(self.config.stc, self.modules, device) as stc,
+                read_ahead(self.config.stc, self.modules, devices) as stc,
             ):
                 for done in range(total + 1):
                     report(done)
@@ -119,20 +120,22 @@ class Model:
                         arguments.callback(done, total)
                     if done == total:
                         packer.flush()
-                        self._finish_load(device, time.perf_counter() - start)
+                        self._finish_load(plan, time.perf_counter() - start)
                     complete = done == total
                     yield (done, total)
                     if done < total:
-                        self.modules[done].load(stc, options)
+                        device = devices[done]
+                        plain_dtype = self.config.infer_params.plain_dtype
+                        self.modules[done].load(stc, LoadOptions(plain_dtype, device))
                         packer.add(self.modules[done])
         except torch.OutOfMemoryError as error:
-            raise out_of_memory(self, arguments, device) from error
+            raise out_of_memory(plan, device) from error
         finally:
             if not complete:
                 self.unload()
 
-    def _check_device(self, device: torch.device) -> None:
-        if device.type != "cuda":
+    def _check_devices(self, plan: Plan) -> None:
+        if plan.devices[0].type != "cuda":
             return
         for block in self.blocks:
             dim = block.attention.head_dim
@@ -142,11 +145,16 @@ class Model:
                     "only for multiples of 8 up to 256; load with device='cpu'"
                 )
 
-    def _finish_load(self, device: torch.device, seconds: float) -> None:
-        self.output_device, self.active_devices = device, [device]
+    def _finish_load(self, plan: Plan, seconds: float) -> None:
+        self.segments = segments_of(self.modules, plan)
+        self.output_device, self.active_devices = self.segments[-1].device, plan.devices
         self._load_seconds = seconds
         for cache in self.caches():
-            cache.alloc(device)
+            cache.alloc(self._cache_devices())
+
+    def _cache_devices(self) -> list[torch.device]:
+        """The device of each layer of a cache: that of its attention."""
+        return [segment.device for segment in self.segments for _ in segment.blocks]
 
     def load(self, *args: Any, **kwargs: Any) -> None:
         """`load_gen`, run to its end."""
@@ -167,7 +175,7 @@ class Model:
             trim_heap()
             if self.output_device is not None and self.output_device.type == "cuda":
                 torch.cuda.empty_cache()
-        self.output_device, self.active_devices = None, []
+        self.output_device, self.active_devices, self.segments = None, [], ()
 
     @property
     def loaded(self) -> bool:
@@ -183,8 +191,8 @@ class Model:
     def attach_cache(self, cache: Any) -> None:
         """Called by `Cache`; its tensors exist while the model is loaded."""
         self.cache_weakrefs.append(weakref.ref(cache))
-        if self.output_device is not None:
-            cache.alloc(self.output_device)
+        if self.loaded:
+            cache.alloc(self._cache_devices())
 
     def detach_cache(self, cache: Any) -> None:
         """Called by `Cache`; drops the steps recorded with it."""
@@ -211,8 +219,11 @@ class Model:
         if logits is not None:
             return logits
         mode = check_params(params)
-        batch = self._batch(input_ids, params, mode)
-        x = self._blocks(batch)
+        this = Pass(self._batch(input_ids, params, mode))
+        x = self._embed(this)
+        for segment in self.segments:
+            x = this.run(x, segment)
+        batch = this.on(self.segments[-1])
         if batch.logit_rows is not None:
             x = x[batch.logit_rows]
             batch.select_adapters(batch.logit_rows)
@@ -226,12 +237,15 @@ class Model:
         mode = check_params(params)
         if mode != "flash_attn":
             raise ConfigError("prefill fills a cache: params needs attn_mode flash_attn")
-        batch = self._batch(input_ids, params, mode)
-        x = self._embed(batch)
-        blocks = self.blocks
-        for block in blocks[:-1]:
-            x = block.forward(x, batch)
-        blocks[-1].store(x, batch)
+        this = Pass(self._batch(input_ids, params, mode))
+        x = self._embed(this)
+        with_blocks = [segment for segment in self.segments if segment.blocks]
+        for segment in with_blocks[:-1]:
+            x = this.run(x, segment)
+        x, last = this.enter(x, with_blocks[-1])
+        for block in with_blocks[-1].blocks[:-1]:
+            x = block.forward(x, last)
+        with_blocks[-1].blocks[-1].store(x, last)
 
     def _check_ready(self, input_ids: Tensor) -> Tensor:
         if not self.loaded:
@@ -246,30 +260,23 @@ class Model:
             logger.warning("a sequence of %d tokens, the model was made for %d", tokens, limit)
 
     def _batch(self, input_ids: Tensor, params: Params, mode: str) -> Batch:
+        """On the host."""
         ids = self._check_ready(input_ids)
         if mode == "flash_attn":
             check_cache(self, params["cache"])
         batch = make_batch(ids, params, mode)
         self._note_length(batch.q_len if batch.seq_lens is None else int(batch.seq_lens.max()))
-        assert self.output_device is not None
-        batch = batch.to(self.output_device)
-        each = self._adapters(input_ids, params)
-        batch.adapters = batch_adapters(each, batch.q_len, self.output_device)
+        batch.adapters = batch_adapters(self._adapters(input_ids, params), batch.q_len)
         return batch
 
     def _adapters(self, input_ids: Tensor, params: Params) -> tuple[Chosen, ...] | None:
         """The adapters of each sequence; None if no adapter applies."""
         return self.adapters.per_sequence(params, input_ids.shape[0])
 
-    def _embed(self, batch: Batch) -> Tensor:
+    def _embed(self, this: Pass) -> Tensor:
+        batch = this.on(self.segments[0])
         assert batch.input_ids is not None
         return self.embedding.forward(batch.input_ids, batch)
-
-    def _blocks(self, batch: Batch) -> Tensor:
-        x = self._embed(batch)
-        for block in self.blocks:
-            x = block.forward(x, batch)
-        return x
 
     # Parts and figures
 

@@ -1,5 +1,5 @@
 """Where weights go while a model is loaded: on the CPU next to each other, in the order in which a
-step reads them; on a device read ahead."""
+step reads them; on devices read ahead."""
 
 from __future__ import annotations
 
@@ -22,21 +22,19 @@ _STAGED = (".trellis", ".suh", ".svh", ".weight")
 
 
 def read_ahead(
-    stc: TensorSource, modules: Sequence[Module], device: torch.device
+    stc: TensorSource, modules: Sequence[Module], devices: Sequence[torch.device]
 ) -> AbstractContextManager[TensorSource]:
-    """`stc` with the weights of `modules` read ahead onto a CUDA device; on the CPU, where reading
-    is all there is to do, `stc` itself."""
-    if device.type != "cuda":
+    """`stc` with the weights of `modules` read ahead onto the CUDA device of each; on the CPU,
+    where reading is all there is to do, `stc` itself."""
+    if devices[0].type != "cuda":
         return nullcontext(stc)
-    keys = (
-        key
-        for top in modules
-        for module in top
-        if not module.children()
-        for key in stc.list(module.key)
-        if key.endswith(_STAGED)
-    )
-    return Staged(stc, dict.fromkeys(keys), device)
+    keys: dict[str, torch.device] = {}
+    for top, device in zip(modules, devices, strict=True):
+        for module in top:
+            if not module.children():
+                names = (key for key in stc.list(module.key) if key.endswith(_STAGED))
+                keys.update(dict.fromkeys(names, device))
+    return Staged(stc, keys)
 
 
 class WeightPacker:

@@ -1,28 +1,30 @@
-"""Which device a model goes to, by arithmetic before a weight is read.
+"""Which devices a model goes to, by arithmetic before a weight is read.
 
-A model lies on one device. What it needs there is its tensors as the files hold them, the attached
-caches, and room to compute in; what a device offers is its free memory less what must stay free.
+What it needs there is its tensors as the files hold them, the attached caches, and room to compute
+in; what a device offers is its free memory less what must stay free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import ConfigError, OutOfMemory
 from ..loader.base import TensorSource
 from ..loader.staging import AHEAD_BYTES
-from ..modules import Embedding, Linear, Module
+from ..modules import Block, Embedding, Linear, Module
 from ..settings import settings
+from .split import GIB, Plan, Room, Unit, gib, place, whole
 
 if TYPE_CHECKING:
     from .load_options import LoadArguments
     from .model import Model
 
-GIB = 1 << 30
 DEFAULT_RESERVE_GIB = 0.5
+OVERHEAD_BYTES = 128 << 20
+"""Code of kernels and libraries and their workspaces, on every device in use."""
 _DECODED_BYTES = 256 << 20  # weights decoded at once for a product of many rows
 _HALF = 2
 _FLOAT = 4
@@ -50,49 +52,29 @@ def gib_of(values: PerDevice, index: int, *, missing: float, name: str) -> float
         ) from error
 
 
-def rooms(free: Sequence[int], reserve: PerDevice, use: PerDevice) -> list[int]:
-    """Bytes that may be used on each device; 0 where a device is excluded.
+def usable_bytes(
+    free: Sequence[int], held: Sequence[int], reserve: PerDevice, use: PerDevice
+) -> list[int]:
+    """Bytes that a model may take on each device; 0 where a device is excluded.
 
     Args:
         free: free bytes by index.
+        held: bytes that this process has in use there.
         reserve: GiB to leave free: a number, or a list in which a missing entry is 0.5 and a
             negative one excludes the device.
-        use: GiB to use: a number, or a list in which 0 or a missing entry excludes the device.
-            At most one of the two is given; neither: 0.5 GiB stay free on each.
+        use: GiB that this process may use in all: a number, or a list in which 0 or a missing
+            entry excludes the device. At most one of the two is given; neither: 0.5 GiB stay free
+            on each.
     """
     result = []
     for index, n_bytes in enumerate(free):
         if use is not None:
             wanted = gib_of(use, index, missing=0.0, name="use_per_device")
-            result.append(max(min(n_bytes, int(wanted * GIB)), 0))
+            result.append(max(min(n_bytes, int(wanted * GIB) - held[index]), 0))
             continue
         left = gib_of(reserve, index, missing=DEFAULT_RESERVE_GIB, name="reserve_per_device")
         result.append(max(n_bytes - int(left * GIB), 0) if left >= 0 else 0)
     return result
-
-
-def first_fit(needed: int, offered: Sequence[int], free: Sequence[int]) -> int:
-    """Index of the first device that offers what is needed.
-
-    Raises:
-        OutOfMemory: none does; says what is needed, offered and free.
-    """
-    for index, n_bytes in enumerate(offered):
-        if needed <= n_bytes:
-            return index
-    listed = ", ".join(
-        f"cuda:{i} {_gib(room)} of {_gib(n_bytes)} free"
-        for i, (room, n_bytes) in enumerate(zip(offered, free, strict=True))
-    )
-    raise OutOfMemory(
-        f"the model with its caches needs {_gib(needed)} on one device; usable are: {listed}. Take"
-        " a model of fewer bits, a smaller cache, or device='cpu'; this version does not split"
-        " layers over devices"
-    )
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / GIB:.2f} GiB"
 
 
 def loaded_bytes(part: Module, stc: TensorSource) -> int:
@@ -110,64 +92,94 @@ def free_bytes(device: torch.device | int) -> int:
     return torch.cuda.mem_get_info(device)[0] + unused
 
 
-def needed_bytes(model: Model, arguments: LoadArguments) -> int:
-    """What the model needs on one CUDA device with its attached caches, from file headers."""
-    config, stc = model.config, model.config.stc
-    weights = sum(loaded_bytes(part, stc) for top in model.modules for part in top)
-    caches = sum(cache.storage_size() for cache in model.caches())
+def held_bytes(device: torch.device | int) -> int:
+    """Bytes that tensors of this process take on a CUDA device."""
+    return torch.cuda.memory_allocated(device)
+
+
+def units_of(model: Model, arguments: LoadArguments) -> list[Unit]:
+    """The model in pieces that lie on one device each, in running order, sized from file headers.
+
+    A layer that a layer map repeats is one unit with the cache layers of all its repeats; the final
+    norm is fused into the head.
+    """
+    stc, modules = model.config.stc, model.modules
+    places: dict[str, list[int]] = {}
+    for index, module in enumerate(modules[:-2]):
+        places.setdefault(module.key, []).append(index)
     rows = max(arguments.max_chunk_size, arguments.max_batch_size, 1)
+    # At the least what reading ahead keeps there.
+    working = max(_DECODED_BYTES + rows * _row_bytes(model), AHEAD_BYTES)
+    units = []
+    for key, indices in places.items():
+        weights = _weight_bytes(modules[indices[0]], stc)
+        blocks = [module for i in indices if isinstance(module := modules[i], Block)]
+        caches = sum(_cache_bytes(model, block.attention.instance) for block in blocks)
+        units.append(Unit(key, tuple(indices), weights + caches, working))
+    last = (len(modules) - 2, len(modules) - 1)
+    weights = sum(_weight_bytes(modules[i], stc) for i in last)
+    positions = max(arguments.max_output_size, arguments.max_batch_size)
+    logits = positions * arguments.max_output_factor * 2 * model.config.vocab_size * _FLOAT
+    units.append(Unit(modules[-1].key, last, weights, working + logits))
+    return units
+
+
+def _weight_bytes(module: Module, stc: TensorSource) -> int:
+    return sum(loaded_bytes(part, stc) for part in module)
+
+
+def _cache_bytes(model: Model, instance: int) -> int:
+    layers = [cache.layers[instance] for cache in model.caches()]
+    return sum(layer.storage_size() + layer.overhead_size() for layer in layers)
+
+
+def _row_bytes(model: Model) -> int:
+    """Activations of a token: in and out of the widest layer for both of its weights, and the
+    residual stream."""
+    config = model.config
     wide = max(config.intermediate_size, config.hidden_size)
-    # In and out of the widest layer for both of its weights, and the residual stream.
-    activations = rows * (4 * wide + 6 * config.hidden_size) * _HALF
-    logits = max(arguments.max_output_size, arguments.max_batch_size) * arguments.max_output_factor
-    logits *= 2 * config.vocab_size * _FLOAT
-    return weights + caches + max(_DECODED_BYTES + activations + logits, AHEAD_BYTES)
+    return (4 * wide + 6 * config.hidden_size) * _HALF
 
 
-def automatic_device(model: Model, arguments: LoadArguments) -> torch.device:
-    """The device for a model for which none was named: the first CUDA device with room for all of
-    it, or the CPU where there is no CUDA device or `EXL3_DEFAULT_DEVICE` is cpu.
+def make_plan(model: Model, arguments: LoadArguments) -> Plan:
+    """Where the model goes.
+
+    A device that was named takes all of it. Otherwise the first CUDA device with room for all of it
+    does; if there is none, or `use_per_device` says how much of each to use, devices are filled one
+    after another. The CPU, where there is no CUDA device or `EXL3_DEFAULT_DEVICE` is cpu.
 
     Raises:
-        OutOfMemory: no CUDA device has the room.
+        OutOfMemory: no room; says what is needed and what each device has.
         ConfigError: sizes that are not numbers.
     """
     import exl3_ext
 
-    if settings().default_device == "cpu" or not exl3_ext.has_cuda():
-        return torch.device("cpu")
-    free = [free_bytes(i) for i in range(torch.cuda.device_count())]
-    offered = rooms(free, arguments.reserve_per_device, arguments.use_per_device)
-    return torch.device("cuda", first_fit(needed_bytes(model, arguments), offered, free))
+    units, target = units_of(model, arguments), arguments.target()
+    if target is None and (settings().default_device == "cpu" or not exl3_ext.has_cuda()):
+        target = torch.device("cpu")
+    if target is None:
+        rooms = device_rooms(arguments)
+        return place(units, rooms, OVERHEAD_BYTES, in_order=arguments.use_per_device is not None)
+    if target.type != "cuda":
+        return whole(units, target)
+    free = free_bytes(target)
+    return place(units, [Room(target, free, free)], OVERHEAD_BYTES, in_order=False)
 
 
-def check_room(model: Model, arguments: LoadArguments, device: torch.device) -> None:
-    """Check a device that was named.
-
-    Raises:
-        OutOfMemory: the model does not fit its free memory.
-    """
-    if device.type != "cuda":
-        return
-    free = free_bytes(device)
-    needed = needed_bytes(model, arguments)
-    if needed > free:
-        raise OutOfMemory(
-            f"the model with its caches needs {_gib(needed)}, and {device} has {_gib(free)} free;"
-            " take a model of fewer bits, a smaller cache, or device='cpu'"
-        )
+def device_rooms(arguments: LoadArguments) -> list[Room]:
+    """What the CUDA devices offer."""
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    free = [free_bytes(device) for device in devices]
+    held = [held_bytes(device) for device in devices]
+    usable = usable_bytes(free, held, arguments.reserve_per_device, arguments.use_per_device)
+    return [Room(*room) for room in zip(devices, usable, free, strict=True)]
 
 
-def out_of_memory(model: Model, arguments: LoadArguments, device: torch.device) -> OutOfMemory:
+def out_of_memory(plan: Plan, device: torch.device) -> OutOfMemory:
     """The error for a device that ran full although the plan fitted: others use it, too."""
+    needed = sum(part.needed for part in plan.parts if part.device == device)
     return OutOfMemory(
-        f"{device} ran out of memory while the model was loaded: it needs"
-        f" {_gib(needed_bytes(model, arguments))} with its caches, and"
-        f" {_gib(free_bytes(device))} are free now; other programs use the device, or a cache was"
-        " attached meanwhile"
+        f"{device} ran out of memory while the model was loaded: its part needs {gib(needed)} with"
+        f" the caches, and {gib(free_bytes(device))} are free now; other programs use the device,"
+        " or a cache was attached meanwhile"
     )
-
-
-def describe(model: Any, arguments: LoadArguments, device: torch.device) -> str:
-    """One line for `verbose`."""
-    return f"{model.config.architecture}: {_gib(needed_bytes(model, arguments))} on {device}"

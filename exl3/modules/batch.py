@@ -81,6 +81,8 @@ class Batch:
         for name in _TENSORS:
             tensor = getattr(self, name)
             setattr(moved, name, None if tensor is None else tensor.to(device))
+        if self.adapters is not None:
+            moved.adapters = self.adapters.to(device)
         moved._tables = {}
         return moved
 

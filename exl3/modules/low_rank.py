@@ -38,6 +38,10 @@ class Adapters:
         """Whether one of these layers has an addition."""
         return any(key in layers for layers in self.layers for key in keys)
 
+    def to(self, device: torch.device) -> Adapters:
+        """The same with the mask on a device; the pairs lie with their layers."""
+        return Adapters(self.layers, self.mask.to(device), self.everywhere)
+
     def select(self, rows: Tensor) -> Adapters:
         """The same for a batch made of these rows."""
         return Adapters(self.layers, self.mask[rows], self.everywhere)

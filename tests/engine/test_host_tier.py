@@ -31,7 +31,7 @@ class TinyModel:
         return self.attention
 
     def attach_cache(self, cache) -> None:
-        cache.alloc(torch.device("cpu"))
+        cache.alloc([torch.device("cpu")] * 2)
 
     def detach_cache(self, cache) -> None:
         cache.free()

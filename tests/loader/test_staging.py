@@ -34,7 +34,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(tensors: dict[str, Tensor], folder: Path, device: torch.device) -> None:
     source = SafetensorsCollection(folder)
     keys = [key for key in tensors if key != "m.7.w"]
-    with Staged(source, keys, device) as staged:
+    with Staged(source, dict.fromkeys(keys, device)) as staged:
         order = [*keys[5:], *keys[:5], "m.7.w"]  # not quite as planned
         for key in order:
             got = staged.get(key)
@@ -62,7 +62,7 @@ def test_same_tensors_on_a_device(
 
 def test_not_everything_is_read_ahead(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     source = SafetensorsCollection(tmp_path)
-    with Staged(source, tensors, CPU) as staged:
+    with Staged(source, dict.fromkeys(tensors, CPU)) as staged:
         staged.get("m.0.w")
         held = sum(item.tensor.numel() * 4 for item in staged._items.values())
         assert 20_000 < held < 50_000
@@ -76,7 +76,7 @@ def test_damage_is_reported_where_the_tensor_is_asked_for(
     source = SafetensorsCollection(tmp_path)
     file.write_bytes(file.read_bytes()[:-50_000])
     with (
-        Staged(source, tensors, CPU) as staged,
+        Staged(source, dict.fromkeys(tensors, CPU)) as staged,
         pytest.raises(FormatError, match="changed since it was indexed"),
     ):
         staged.get("m.3.w")

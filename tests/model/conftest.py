@@ -11,6 +11,8 @@ import torch
 from tiny_models import GOLDEN, Tiny, make_tiny
 
 from exl3 import Config, Model
+from exl3.model import placement
+from exl3.settings import settings
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +35,21 @@ def golden_model() -> Model:
     model = Model.from_config(Config.from_directory(str(GOLDEN / "tiny_llama_exl3")))
     model.load()
     return model
+
+
+@pytest.fixture
+def made_up_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[int]], None]:
+    """Makes plans see CUDA devices with these free bytes."""
+
+    def make(free: list[int]) -> None:
+        def free_bytes(device: torch.device) -> int:
+            return free[device.index]
+
+        monkeypatch.setattr("exl3_ext.has_cuda", lambda: bool(free))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
+        monkeypatch.setattr(placement, "free_bytes", free_bytes)
+        monkeypatch.setattr(placement, "held_bytes", lambda _device: 0)
+        automatic = type(settings())(default_device="auto")
+        monkeypatch.setattr(placement, "settings", lambda: automatic)
+
+    return make
