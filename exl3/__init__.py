@@ -21,7 +21,7 @@ _BY_MODULE = {
         SS_Base SS_Argmax SS_Sample SS_Sample_mn SS_Temperature SS_TopK SS_TopP SS_MinP SS_XTC
         SS_RepP SS_PresFreqP SS_LogitBias SS_BanTokens SS_AdaptiveP SS_Normalize SS_Sort SS_NoOp
         SS_DRY SS_Mirostat SS_TypicalP SS_TopA SS_TopNSigma SS_DynaTemp SS_Smoothing SS_AllowTokens
-        SS_BanEOS SS_CFG
+        SS_BanEOS
         xtc_default_protected_token_ids""",
 }
 _MODULE_OF = {name: module for module, names in _BY_MODULE.items() for name in names.split()}

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from ..constants import PAGE_SIZE
+from .guidance import combine
 from .job import Job
 from .packing import Part, pack
 from .pages import PageTable
+from .sequence import Sequence
 
 
 class Runner:
@@ -28,55 +30,63 @@ class Runner:
         self._ids = self._lengths = torch.zeros(0)
 
     def prefill(self, job: Job) -> bool:
-        """Ingest one chunk of the prompt, all but its last token at most; False if there was
-        nothing to do. Chunks end on page ends."""
-        sequence = job.sequence
-        last = len(sequence) - 1
-        adopted = sequence.adopt(self.table, min(last, job.final_length() - 1))
+        """Ingest one chunk of a job's prompt, or of its negative prompt; False if there was nothing
+        to do."""
+        return any(self._ingest(job, s) for s in job.sequences if not s.is_ingested)
+
+    def _ingest(self, job: Job, sequence: Sequence) -> bool:
+        """A chunk of one sequence, all but its last token at most. Chunks end on page ends."""
+        last, final = len(sequence) - 1, job.final_length(sequence)
+        report = job.prompt_report if sequence is job.sequence else None
+        adopted = sequence.adopt(self.table, min(last, final - 1))
         if adopted and not job.requeued:
             job.cached_tokens += adopted
             job.cached_pages += adopted // PAGE_SIZE
         start = sequence.stored
         if start >= last or sequence.waiting:
             return adopted > 0
-        chunk = self.chunk if job.prompt_report is None else PAGE_SIZE  # logits are large
+        chunk = self.chunk if report is None else PAGE_SIZE  # logits are large
         end = min(last, (start + chunk) // PAGE_SIZE * PAGE_SIZE)
         params = self._common(sequence.block_table.unsqueeze(0), job)
         params["cache_seqlens"] = torch.tensor([start], dtype=torch.int32)
         ids = sequence.input_ids.torch()[:, start:end].clone()
-        if job.prompt_report is None:
+        if report is None:
             self.model.prefill(ids, params)
         else:
-            job.prompt_report.add(self.model.forward(ids, params)[0], start)
-        sequence.store(self.table, end, job.final_length())
+            report.add(self.model.forward(ids, params)[0], start)
+        sequence.store(self.table, end, final)
         self.prefill_tokens += end - start
         return True
 
     def decode(self, jobs: list[Job], drafts: list[list[int]]) -> Tensor:
         """Run the last token of every job and the tokens drafted for it; logits of what follows
-        each, (jobs + drafted, V_pad), job by job. Drafted tokens do not count as stored."""
+        each, (jobs + drafted, V_pad), job by job, guided where a job is. Drafted tokens do not
+        count as stored."""
         logits = self._verify(jobs, drafts) if any(drafts) else self._step(jobs)
         for job in jobs:
-            job.sequence.store(self.table, len(job.sequence), job.final_length())
-        return logits[:, -1]
+            job.store(self.table)
+        rows = (1 + len(draft) for draft in drafts)
+        scales = (job.cfg_scale for job in jobs)
+        return combine(logits[:, -1], list(zip(rows, scales, strict=True)))
 
     def _step(self, jobs: list[Job]) -> Tensor:
-        tables = [job.sequence.block_table for job in jobs]
+        sequences = [sequence for job in jobs for sequence in job.sequences]
+        tables = [sequence.block_table for sequence in sequences]
         if jobs != self._jobs or any(a is not b for a, b in zip(tables, self._tables, strict=True)):
             self._set_up(jobs, tables)
-        for row, job in enumerate(jobs):
-            length = len(job.sequence)
-            self._ids_array[row, 0] = job.sequence.input_ids.last()
-            self._lengths_array[row] = length - 1
+        for row, sequence in enumerate(sequences):
+            self._ids_array[row, 0] = sequence.input_ids.last()
+            self._lengths_array[row] = len(sequence) - 1
         return self.model.forward(self._ids, self._params)
 
     def _verify(self, jobs: list[Job], drafts: list[list[int]]) -> Tensor:
-        parts = [
-            Part(job.sequence, len(job.sequence) - 1, [job.sequence.input_ids.last(), *draft])
-            for job, draft in zip(jobs, drafts, strict=True)
-        ]
+        parts, owners = [], []
+        for job, draft in zip(jobs, drafts, strict=True):
+            for sequence in job.sequences:
+                new = [sequence.input_ids.last(), *draft]
+                parts.append(Part(sequence, len(sequence) - 1, new))
+                owners += [job] * len(new)
         ids, params = pack(parts)
-        owners = [job for job, part in zip(jobs, parts, strict=True) for _ in part.ids]
         return self.model.forward(ids, {**self._common(params["block_table"], *owners), **params})
 
     def forget(self) -> None:
@@ -86,13 +96,14 @@ class Runner:
     def _set_up(self, jobs: list[Job], tables: list[Tensor]) -> None:
         self._jobs, self._tables = list(jobs), tables
         width = max(table.numel() for table in tables)
-        block_table = torch.zeros(len(jobs), width, dtype=torch.int32)
+        block_table = torch.zeros(len(tables), width, dtype=torch.int32)
         for row, table in enumerate(tables):
             block_table[row, : table.numel()] = table
-        self._ids = torch.zeros(len(jobs), 1, dtype=torch.long)
-        self._lengths = torch.zeros(len(jobs), dtype=torch.int32)
+        self._ids = torch.zeros(len(tables), 1, dtype=torch.long)
+        self._lengths = torch.zeros(len(tables), dtype=torch.int32)
         self._ids_array, self._lengths_array = self._ids.numpy(), self._lengths.numpy()
-        self._params = self._common(block_table, *jobs)
+        owners = [job for job in jobs for _ in job.sequences]
+        self._params = self._common(block_table, *owners)
         self._params["cache_seqlens"] = self._lengths
 
     def _common(self, block_table: Tensor, *jobs: Job) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from .filter.base import FilterError
 from .job import Job, JobState
 from .metrics import Metrics, Pulse, Watched
 from .options import note_unknown
+from .pages import Page
 from .reports import Rows
 from .scheduler import Scheduler
 from .setup import (
@@ -207,7 +209,8 @@ class Generator(Watched):
         self.cpu_page_cache = self.disk_page_cache = None
 
     def _release(self, job: Job) -> None:
-        job.sequence.release(self.pagetable)
+        for sequence in job.sequences:
+            sequence.release(self.pagetable)
         if job.is_finished:
             job.draft_state = None
         self._runner.forget()
@@ -263,12 +266,15 @@ class Generator(Watched):
         blocked, passed = self._scheduler.preemptable()
         if blocked is None:
             return
-        missing = blocked.missing_pages(self.pagetable, self.max_total_tokens)
-        victims = []
+        missing = blocked.missing_pages(self.pagetable)
+        victims: list[Job] = []
+        held: Counter[Page] = Counter()  # by the victims
         for job in passed:
             if missing > 0:
                 victims.append(job)
-                missing -= sum(page.holders == 1 for page in job.sequence.pages)
+                for page in job.pages():
+                    held[page] += 1
+                    missing -= page.holders == held[page]
         if missing > 0:
             return
         for job in victims:
@@ -283,7 +289,7 @@ class Generator(Watched):
 
     def _try_start(self, job: Job) -> bool:
         first, waited = job.first_round, job.timing.running()
-        started = job.try_start(self.pagetable, self.max_total_tokens)
+        started = job.try_start(self.pagetable)
         if started and first:
             self._metrics.waited(waited)
         if started and self._speculation is not None:
@@ -358,7 +364,7 @@ class Generator(Watched):
             accepted += 1
             if job.is_finished or len(job.sequence) != position + accepted:
                 break  # or a banned string took tokens back
-            job.sequence.store(self.pagetable, len(job.sequence), job.final_length())
+            job.store(self.pagetable)
             events.append(event)
         if self._speculation is not None:
             self._speculation.settle(job, position, len(draft), accepted)
@@ -373,7 +379,7 @@ class Generator(Watched):
 
     def check_integrity(self) -> None:
         """Check the page table against the running jobs. Raises Exl3Error."""
-        self.pagetable.check_integrity([job.sequence.pages for job in self._scheduler.active])
+        self.pagetable.check_integrity([job.pages() for job in self._scheduler.active])
 
     # All at once
 
@@ -397,6 +403,8 @@ class Generator(Watched):
         max_rq_tokens: int | None = None,
         stop_on_loop: tuple[int, int] | None = None,
         loras: Any = None,
+        negative_prompt: str | list[str] | None = None,
+        cfg_scale: float | None = None,
         **kwargs: Any,
     ) -> Any:
         """Complete one prompt or several.
@@ -407,7 +415,8 @@ class Generator(Watched):
         """
         note_unknown("generate", kwargs)
         prompts = Prompts(
-            prompt, sampler, filters, embeddings, seed, add_bos, encode_special_tokens
+            *(prompt, negative_prompt, sampler, filters, embeddings, seed),
+            *(add_bos, encode_special_tokens),
         )
         jobs = prompts.jobs(
             self.tokenizer,
@@ -419,6 +428,7 @@ class Generator(Watched):
             max_rq_tokens=max_rq_tokens,
             stop_on_loop=stop_on_loop,
             loras=loras,
+            cfg_scale=cfg_scale,
         )
         last = run_prompts(self, jobs, abort_event)
         if last is None:

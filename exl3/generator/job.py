@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from torch import Tensor
 
-from ..constants import PAGE_SIZE
 from ..errors import CacheFullError, ConfigError
 from ..model.adapters import Chosen, adapter_key
 from ..sampling import CustomSampler
@@ -20,6 +19,7 @@ from .events import Event, event, streaming
 from .filter import Filter
 from .filter.ahead import MasksAhead
 from .filter.base import filter_faults
+from .guidance import guided_prompts
 from .masks import combine
 from .options import (
     JobOptions,
@@ -31,17 +31,22 @@ from .options import (
     own_sampler,
     prompt_ids,
 )
-from .pages import PageTable, root_key
+from .pages import Page, PageTable, root_key
 from .reports import PromptReport, Rows, report
+from .rounds import (
+    UNLIMITED_WINDOW,
+    missing_pages,
+    most_new_tokens,
+    pages_wanted,
+    places_needed,
+    take_pages,
+)
 from .sequence import Sequence
 from .setup import choose_adapters
 from .stops import loop_rule, split_conditions
 from .stream import Outcome, StreamRules, TextStream, Token
 from .text import make_decoder
 from .timing import Timing
-
-# Pages are taken for this many new tokens at a time when the job has no limit of its own.
-UNLIMITED_WINDOW = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,22 @@ class JobState(Enum):
 
 
 class Job:
-    """A request to continue one sequence of tokens."""
+    """A request to continue a prompt.
+
+    `sequences` are the prompt with its answer and, with guidance, the negative prompt with the same
+    answer. They have pages and places of their own, and get every token together. Figures of the
+    prompt, of pages and of progress count both.
+
+    Args:
+        input_ids: long (1, L), L >= 1; or a list of one, or two for guidance: [prompt, negative
+            prompt], of any lengths.
+        cfg_scale: strength of the guidance, see `guidance.py`: 1 is off, 0 follows the negative
+            prompt alone, usual values are 1.2 to 2.
+        Others: see `doc/generator.md`.
+    Raises:
+        ConfigError: an argument of a wrong kind or value.
+        ShapeError: `input_ids`.
+    """
 
     def __init__(
         self,
@@ -90,6 +110,7 @@ class Job:
         rq_state: Any = None,
         loras: Any = None,
         return_prompt_logprobs: int | None = None,
+        cfg_scale: float | None = None,
         **kwargs: Any,
     ) -> None:
         note_unknown("Job", kwargs)
@@ -105,9 +126,9 @@ class Job:
             token_healing=token_healing,
             return_prompt_logprobs=return_prompt_logprobs,
         )
-        ids = prompt_ids(input_ids)
-        self.prompt_tokens = ids.size
-        self.sequences = [Sequence(ids)]
+        prompts, self.cfg_scale = guided_prompts(input_ids, cfg_scale)
+        self.prompt_tokens = sum(ids.size for ids in prompts)
+        self.sequences = [Sequence(ids) for ids in prompts]
         self.sampler = own_sampler(sampler)
         self._fits_device = fits_device(self.sampler)
         self.filters = checked_filters(filters)
@@ -140,6 +161,7 @@ class Job:
         self.draft_length: Any = None
         self.draft_state: Any = None
         self.tried_at = -1  # version of the page table when pages were last asked for in vain
+        self._most_tokens = 0  # new tokens that the cache has room for
         self.first_round = True
         self.requeued = False
         self.cache_full = False
@@ -169,8 +191,8 @@ class Job:
     @property
     def non_sequential_pages(self) -> int:
         """Pages that do not follow their neighbour in the cache."""
-        pages = self.sequence.pages
-        return sum(b.index != a.index + 1 for a, b in pairwise(pages))
+        pairs = chain.from_iterable(pairwise(sequence.pages) for sequence in self.sequences)
+        return sum(b.index != a.index + 1 for a, b in pairs)
 
     @property
     def time_enqueued(self) -> float:
@@ -185,7 +207,7 @@ class Job:
         return self.timing.generate
 
     def is_prefill_done(self) -> bool:
-        return self.sequence.stored >= len(self.sequence) - 1
+        return all(sequence.is_ingested for sequence in self.sequences)
 
     def is_running(self) -> bool:
         """In the queue or active."""
@@ -223,7 +245,8 @@ class Job:
         self._width = generator.num_columns
         self.adapters = choose_adapters(generator.model, self.loras)
         self.adapter_key = adapter_key(self.adapters)
-        self.sequence.root = root_key(self.adapter_key)
+        for sequence in self.sequences:
+            sequence.root = root_key(self.adapter_key)
         check_forced(self._forced, self._width)
         self._check_fits(generator)
         self._report_prompt(self.options.return_prompt_logprobs)
@@ -246,14 +269,17 @@ class Job:
         self.timing.to("enqueued")
 
     def _prepare_healing(self, tokenizer: Any) -> str:
-        """Drop the last prompt token; returns its text, with which the first token must begin."""
+        """Drop the last prompt token; returns its text, with which the first token must begin. A
+        negative prompt loses it, too, if it ends in the same token and has others."""
         last = int(self.sequence.input_ids.numpy()[-1])
         pieces = tokenizer.get_id_to_piece_list(False)
         piece = pieces[last] if 0 <= last < len(pieces) else ""
         if not piece or "\ufffd" in piece:
             return ""
         self._healed_ids = [int(i) for i in tokenizer.get_tokens_with_prefix_id(last)]
-        self.sequence.input_ids.truncate(len(self.sequence) - 1)
+        for sequence in self.sequences:
+            if sequence.input_ids.last() == last and len(sequence) > 1:
+                sequence.input_ids.truncate(len(sequence) - 1)
         return piece
 
     def _report_prompt(self, top: int | None) -> None:
@@ -263,51 +289,50 @@ class Job:
             self.sequence.fresh = True
 
     def _check_fits(self, generator: Any) -> None:
-        needed = self.window(generator.max_total_tokens, clamp=False)
-        if needed > generator.max_total_tokens:
-            limit = self.options.max_new_tokens
+        if len(self.sequences) > generator.max_batch_size:
+            raise ConfigError(
+                "a job with a negative prompt runs two sequences at once, max_batch_size is"
+                f" {generator.max_batch_size}"
+            )
+        capacity = generator.max_total_tokens
+        self._most_tokens = most_new_tokens(self.sequences, capacity)
+        limit = self.options.max_new_tokens
+        tokens = 1 if limit is None else limit
+        if self._step() is not None:
+            tokens = min(tokens, 1)
+        if tokens > self._most_tokens:
+            lengths = " and ".join(str(len(sequence)) for sequence in self.sequences)
             raise CacheFullError(
-                f"job cannot be enqueued: a prompt of {len(self.sequence)} tokens"
+                f"job cannot be enqueued: a prompt of {lengths} tokens"
                 + ("" if limit is None else f" and {limit} new tokens")
-                + f" needs {needed} places in the cache, which has {generator.max_total_tokens}"
+                + f" needs {places_needed(self.sequences, tokens)} places in the cache, which has"
+                f" {capacity}"
             )
 
-    def window(self, capacity: int, *, clamp: bool = True) -> int:
-        """Places in the cache that the next round takes.
+    def _step(self) -> int | None:
+        """New tokens for which pages are taken at a time; None: for all."""
+        step = self.options.max_rq_tokens
+        return UNLIMITED_WINDOW if step is None and self.options.max_new_tokens is None else step
 
-        Args:
-            capacity: places that there are.
-            clamp: False: what is needed at least, however many there are.
-        """
-        length = len(self.sequence)
-        limit, step = self.options.max_new_tokens, self.options.max_rq_tokens
-        all_places = None if limit is None else length + limit - self.new_tokens - 1
-        if step is None and all_places is not None:
-            return all_places
-        if not clamp:
-            return length if all_places is None else min(length, all_places)
-        window = length - 1 + (UNLIMITED_WINDOW if step is None else step)
-        window = (window + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
-        return min(x for x in (window, all_places, capacity) if x is not None)
+    def _pages_wanted(self) -> list[int]:
+        most, limit = self._most_tokens, self.options.max_new_tokens
+        left = (most if limit is None else min(most, limit)) - self.new_tokens
+        return pages_wanted(self.sequences, left, self._step())
 
-    def _pages_wanted(self, capacity: int) -> int:
-        return (self.window(capacity) + PAGE_SIZE - 1) // PAGE_SIZE
-
-    def missing_pages(self, table: PageTable, capacity: int) -> int:
+    def missing_pages(self, table: PageTable) -> int:
         """Free pages that the next round lacks; 0 or less if there are enough."""
-        return self.sequence.missing(table, self._pages_wanted(capacity), self.final_length())
+        return missing_pages(table, self.sequences, self._pages_wanted(), self._num_held())
 
-    def try_start(self, table: PageTable, capacity: int) -> bool:
+    def try_start(self, table: PageTable) -> bool:
         """Take pages for a round; False if too few are free."""
         if self.tried_at == table.version:
             return False
-        count = self._pages_wanted(capacity)
-        held = len(self.stream.held) if self.stream is not None else 0
-        found = self.sequence.allocate(table, count, len(self.sequence) - held)
+        counts = self._pages_wanted()
+        found = take_pages(table, self.sequences, counts, self._num_held())
         if found is None:
             self.tried_at = table.version
             return False
-        self.total_pages = count
+        self.total_pages = sum(counts)
         if self.first_round:
             self.cached_pages, self.cached_tokens = found
             self.first_round = False
@@ -319,9 +344,22 @@ class Job:
 
     # Tokens
 
-    def final_length(self) -> int:
-        """Leading tokens that will not be taken back."""
-        return len(self.sequence) - (len(self.stream.held) if self.stream is not None else 0)
+    def _num_held(self) -> int:
+        """Tokens at the end that may be taken back."""
+        return len(self.stream.held) if self.stream is not None else 0
+
+    def final_length(self, sequence: Sequence) -> int:
+        """Leading tokens of one of the sequences that will not be taken back."""
+        return len(sequence) - self._num_held()
+
+    def pages(self) -> list[Page]:
+        """All pages held; one that two sequences share twice."""
+        return [page for sequence in self.sequences for page in sequence.pages]
+
+    def store(self, table: PageTable) -> None:
+        """Note that every token is in the pages now."""
+        for sequence in self.sequences:
+            sequence.store(table, len(sequence), self.final_length(sequence))
 
     def mask(self) -> Tensor | None:
         """What may be drawn now; None for anything."""
@@ -350,7 +388,7 @@ class Job:
         tokens are forced."""
         if self._forced:
             return 0
-        room = self.sequence.capacity - len(self.sequence)
+        room = min(sequence.room for sequence in self.sequences)
         limit = self.options.max_new_tokens
         return room if limit is None else min(room, limit - self.new_tokens - 1)
 
@@ -393,7 +431,8 @@ class Job:
         """Take a token, drawn from a row of logits, and say what comes of it."""
         position = len(self.sequence)
         self._draw = None
-        self.sequence.input_ids.append(token)
+        for sequence in self.sequences:
+            sequence.input_ids.append(token)
         self.new_tokens += 1
         done = False
         if self.filters and not (self._healed_ids and self.new_tokens == 1):
@@ -402,9 +441,9 @@ class Job:
                 for filter in self.filters:
                     done |= filter.feed(token)
         if self._banned_at:  # masks further on were for a text that is gone
-            first = self.final_length() - 1
+            first = self.final_length(self.sequence) - 1
             self._banned_at = {k: v for k, v in self._banned_at.items() if first <= k <= position}
-        full = position + 1 > self.generator.max_total_tokens
+        full = self.new_tokens >= self._most_tokens
         limit = self.new_tokens == self.options.max_new_tokens
         assert self.stream is not None
         told = report(token, logits, row, self.options)
@@ -418,8 +457,9 @@ class Job:
         return streaming(self, outcome)
 
     def _take_back(self, tokens: list[Token]) -> None:
-        length = len(self.sequence) - len(tokens)
-        self.sequence.rewind(length)
+        for sequence in self.sequences:
+            sequence.rewind(len(sequence) - len(tokens))
+        length = len(self.sequence)
         self.new_tokens -= len(tokens)
         fed = len(tokens) - (self._healed_ids is not None and self.new_tokens == 0)
         with filter_faults():
@@ -432,7 +472,7 @@ class Job:
 
     def must_requeue(self) -> bool:
         """Whether the last token has no place in the pages held."""
-        return len(self.sequence) > self.sequence.capacity
+        return any(sequence.room < 0 for sequence in self.sequences)
 
     # End
 
@@ -481,8 +521,8 @@ class Job:
         return event(
             self,
             "prefill",
-            curr_progress=self.sequence.stored,
-            max_progress=len(self.sequence) - 1,
+            curr_progress=sum(sequence.stored for sequence in self.sequences),
+            max_progress=sum(len(sequence) - 1 for sequence in self.sequences),
             **self._prompt_keys(),
         )
 

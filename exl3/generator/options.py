@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, ShapeError, UnsupportedError
+from ..errors import ConfigError, ShapeError
 from ..sampling import CustomSampler, DefaultSampler
 from ..settings import settings
 from .filter import Filter
@@ -148,20 +148,13 @@ def prompt_ids(input_ids: Any) -> NDArray[np.int64]:
 
     Raises:
         ShapeError: not one long tensor (1, L) with L >= 1.
-        UnsupportedError: several sequences.
     """
-    if isinstance(input_ids, list | tuple):
-        if len(input_ids) > 1:
-            raise UnsupportedError(f"a job takes one sequence, got {len(input_ids)}")
-        input_ids = input_ids[0] if input_ids else None
     if not isinstance(input_ids, torch.Tensor):
         raise ShapeError(f"input_ids is {type(input_ids).__name__}, expected a tensor (1, L)")
     if input_ids.dim() == 1:
         input_ids = input_ids.unsqueeze(0)
-    if input_ids.dim() == 2 and input_ids.shape[0] > 1:
-        raise UnsupportedError(f"a job takes one sequence, got {input_ids.shape[0]}")
     numbers_only = not (input_ids.is_floating_point() or input_ids.dtype is torch.bool)
-    if input_ids.dim() != 2 or input_ids.shape[1] < 1 or not numbers_only:
+    if input_ids.dim() != 2 or input_ids.shape[0] != 1 or not input_ids.numel() or not numbers_only:
         raise ShapeError(
             f"input_ids is {input_ids.dtype} {tuple(input_ids.shape)}, expected long (1, L), L >= 1"
         )

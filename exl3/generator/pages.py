@@ -8,7 +8,7 @@ keep their contents until they are needed for something else.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -95,11 +95,15 @@ class PageTable:
             found.append(page)
         return found
 
-    def missing(self, keys: Sequence[bytes], count: int) -> int:
-        """Free pages that `allocate` would lack; 0 or less if there are enough."""
-        shared = self.match(keys[:count])
-        idle = sum(1 for page in shared if page.holders == 0)
-        return count - len(shared) - (self.num_free - idle)
+    def missing(self, wants: Iterable[tuple[Sequence[bytes], int]]) -> int:
+        """Free pages that `allocate` would lack for sequences of (keys, count), taken together; 0
+        or less if there are enough."""
+        fresh, idle = 0, set()
+        for keys, count in wants:
+            shared = self.match(keys[:count])
+            fresh += count - len(shared)
+            idle |= {page.index for page in shared if page.holders == 0}
+        return fresh - (self.num_free - len(idle))
 
     def allocate(
         self, keys: Sequence[bytes], rest: Ids, count: int, root: bytes = ROOT
@@ -115,12 +119,11 @@ class PageTable:
             (pages, number of them reused whole, tokens copied into the page after those); no pages
             if too few are free.
         """
-        if self.missing(keys, count) > 0:
+        if self.missing([(keys, count)]) > 0:
             return [], 0, 0
         shared = self.match(keys[:count])
         fresh = count - len(shared)
-        for page in shared:
-            self._take(page)
+        self.hold(shared)
         previous = keys[len(shared) - 1] if shared else root
         source, common = None, 0
         if fresh and self.partial and not self._is_stored(keys, len(shared)):
@@ -165,6 +168,11 @@ class PageTable:
     def _take(self, page: Page) -> None:
         self.num_free -= page.holders == 0
         page.holders += 1
+
+    def hold(self, pages: Iterable[Page]) -> None:
+        """Keep pages from being given up until they are released."""
+        for page in pages:
+            self._take(page)
 
     def release(self, pages: Sequence[Page]) -> None:
         """Give pages back; their contents stay reusable."""

@@ -20,15 +20,17 @@ class Scheduler:
     def start(self, try_start: Callable[[Job], bool]) -> Iterator[Job]:
         """Start what fits, in queue order; each job is yielded as it starts.
 
-        A job that does not fit is skipped; each later job that starts in its place counts. After
-        `max_skips` of those, no later job may pass it.
+        A job that does not fit the batch, where each sequence counts, or finds no pages is skipped;
+        each later job that starts in its place counts. After `max_skips` of those, no later job may
+        pass it.
         """
         skipped: list[Job] = []
         self._blocked = None
         for job in list(self.pending):
-            if len(self.active) >= self.max_batch_size:
+            places = self.max_batch_size - sum(len(other.sequences) for other in self.active)
+            if places <= 0:
                 return
-            if not try_start(job):
+            if len(job.sequences) > places or not try_start(job):
                 skipped.append(job)
                 if _is_due(job):
                     self._blocked = job

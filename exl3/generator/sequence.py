@@ -1,4 +1,4 @@
-"""The tokens of one job and the pages that hold their keys and values."""
+"""The tokens of a job, or of its negative prompt, and the pages that hold their keys and values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sequence:
 
     `stored`: leading tokens whose keys and values are in the pages. `keyed`: leading pages that are
     complete, final, and known by their key. `mirrored`: leading tokens that a draft model's cache
-    holds too; only a draft model reads it.
+    holds too; `readable`: those known to be tokens of it; only a draft model uses these two.
     """
 
     def __init__(self, ids: NDArray[np.int64]) -> None:
@@ -30,7 +30,7 @@ class Sequence:
         self.pages: list[Page] = []
         self.stored = 0
         self.keyed = 0
-        self.mirrored = 0
+        self.mirrored = self.readable = 0
         self.block_table: Tensor = torch.zeros(0, dtype=torch.int32)
         self.root = ROOT  # key before the first page
         self.fresh = False  # every token is run: nothing is taken from other jobs' pages
@@ -42,9 +42,14 @@ class Sequence:
         return self.input_ids.length
 
     @property
-    def capacity(self) -> int:
-        """Tokens that fit the pages held."""
-        return len(self.pages) * PAGE_SIZE
+    def room(self) -> int:
+        """Tokens that still fit the pages held; negative if the last one does not."""
+        return len(self.pages) * PAGE_SIZE - len(self)
+
+    @property
+    def is_ingested(self) -> bool:
+        """Whether all but the last token, which gives the logits, are stored."""
+        return self.stored >= len(self) - 1
 
     def _key(self, number: int) -> bytes:
         ids = self.input_ids.numpy()
@@ -57,16 +62,12 @@ class Sequence:
     def _previous(self, number: int) -> bytes:
         return self._key(number - 1) if number else self.root
 
-    def _shareable(self, count: int, final: int) -> list[bytes]:
+    def shareable(self, count: int, final: int) -> list[bytes]:
         """Keys of the leading full pages that may be taken from others."""
         if self.fresh:
             return []
         full = min(len(self) - 1, count * PAGE_SIZE, final - 1) // PAGE_SIZE
         return [self._key(number) for number in range(full)]
-
-    def missing(self, table: PageTable, count: int, final: int) -> int:
-        """Pages that `allocate` would lack; 0 or less if there are enough."""
-        return table.missing(self._shareable(count, final), count)
 
     def allocate(self, table: PageTable, count: int, final: int) -> tuple[int, int] | None:
         """Take `count` pages, with what is already stored in them.
@@ -77,7 +78,7 @@ class Sequence:
         Returns:
             (pages reused whole, tokens reused), or None if too few pages are free.
         """
-        keys = self._shareable(count, final)
+        keys = self.shareable(count, final)
         usable = 0 if self.fresh else min(len(self) - 1, count * PAGE_SIZE)
         ids = self.input_ids.numpy()[:usable]
         pages, shared, copied = table.allocate(keys, ids, count, self.root)

@@ -7,6 +7,9 @@ import numbers
 import weakref
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..constants import PAGE_SIZE
 from ..errors import ConfigError, UnsupportedError
 from ..model.adapters import Chosen
@@ -157,14 +160,17 @@ class PromptCheck:
         """
         if job.embeddings and not self._images:
             raise UnsupportedError("the job has embeddings, but the model takes text only")
-        ids = job.sequence.input_ids.numpy()
+        for sequence, name in zip(job.sequences, ("prompt", "negative prompt"), strict=False):
+            self._check_ids(sequence.input_ids.numpy(), name, job.embeddings)
+
+    def _check_ids(self, ids: NDArray[np.int64], name: str, embeddings: list[Any]) -> None:
         outside = (ids < 0) | (ids >= self._vocab)
-        for item in job.embeddings:
+        for item in embeddings:
             outside &= (ids < item.first_index) | (ids >= item.last_index)
         if outside.any():
             at = int(outside.argmax())
             raise ConfigError(
-                f"prompt token {at} is {int(ids[at])}, expected an id of 0 to {self._vocab - 1}"
+                f"{name} token {at} is {int(ids[at])}, expected an id of 0 to {self._vocab - 1}"
                 " or of an embedding given with the job"
             )
         if self._longest and ids.size > self._longest and not self._warned:

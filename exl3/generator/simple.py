@@ -18,6 +18,7 @@ class Prompts:
     """What differs between the jobs of one call."""
 
     prompt: str | list[str]
+    negative_prompt: str | list[str] | None
     sampler: Any
     filters: Any
     embeddings: Any
@@ -39,15 +40,19 @@ class Prompts:
         out = []
         for index, text in enumerate(texts):
             embeddings = self._each("embeddings", self.embeddings, index, len(texts))
-            ids = tokenizer.encode(
-                text,
-                add_bos=self.add_bos,
-                encode_special_tokens=self.encode_special_tokens,
-                embeddings=embeddings,
-            )
+            negative = self._own("negative_prompt", self.negative_prompt, index, len(texts))
+            ids = [
+                tokenizer.encode(
+                    prompt,
+                    add_bos=self.add_bos,
+                    encode_special_tokens=self.encode_special_tokens,
+                    embeddings=embeddings,
+                )
+                for prompt in ([text] if negative is None else [text, negative])
+            ]
             job = Job(
                 ids,
-                sampler=self._sampler(index, len(texts)),
+                sampler=self._own("sampler", self.sampler, index, len(texts)),
                 seed=None if self.seed is None else self.seed + index,
                 filters=self._each("filters", self.filters, index, len(texts)),
                 embeddings=embeddings,
@@ -56,10 +61,11 @@ class Prompts:
             out.append(job)
         return out
 
-    def _sampler(self, index: int, count: int) -> Any:
-        if not isinstance(self.sampler, list | tuple):
-            return self.sampler
-        return self._item("sampler", self.sampler, index, count)
+    def _own(self, name: str, value: Any, index: int, count: int) -> Any:
+        """One for all prompts, or an item of a list."""
+        if not isinstance(value, list | tuple):
+            return value
+        return self._item(name, value, index, count)
 
     def _each(self, name: str, values: Any, index: int, count: int) -> Any:
         if values is None or isinstance(self.prompt, str):

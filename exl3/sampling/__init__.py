@@ -5,7 +5,6 @@ from .base import Sampler, SS_Base
 from .chain import CustomSampler
 from .dry import SS_DRY
 from .more import (
-    SS_CFG,
     SS_AllowTokens,
     SS_BanEOS,
     SS_DynaTemp,
@@ -45,7 +44,6 @@ from .steps import (
 
 __all__ = [
     "SS",
-    "SS_CFG",
     "SS_DRY",
     "SS_XTC",
     "AdaptivePSampler",

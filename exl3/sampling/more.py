@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, UnsupportedError
+from ..errors import ConfigError
 from .base import SS_Base
 from .state import Row
 from .steps import (
@@ -175,24 +175,3 @@ class SS_BanEOS(SS_BanTokens):
             raise ConfigError("SS_BanEOS: the tokenizer is None; it knows which tokens end a text")
         ids = [*tokenizer.config.eos_token_id_list, tokenizer.eos_token_id]
         super().__init__(token for token in ids if token is not None)
-
-
-class SS_CFG(SS_Base):
-    """Classifier-free guidance: l <- l_negative + scale * (l - l_negative). Scale 1 is off.
-
-    Raises:
-        UnsupportedError: another scale. A job would have to run a second sequence, that of the
-            negative prompt, in step with its own: with pages of its own, in the same forward
-            pass, and with every drawn, rewound and drafted token given to both.
-    Source: Sanchez et al., Stay on topic with Classifier-Free Guidance (arXiv 2306.17806).
-    """
-
-    def __init__(self, scale: float = 1.0) -> None:
-        if _number(self, "scale", scale) != 1.0:
-            raise UnsupportedError(
-                f"SS_CFG: scale is {scale}, but a job runs one sequence only; guidance needs that"
-                " of the negative prompt beside it, with pages and draws in step. Use 1 (off)"
-            )
-
-    def alt(self) -> SS_Base | None:
-        return SS_NoOp()

@@ -7,8 +7,9 @@ import random
 import torch
 
 
-def run_alone(model, prompt, limit, *, sampler, seed=0, stops=()):
-    """(tokens, text, reason) of one request, by the plain rules."""
+def run_alone(model, prompt, limit, *, sampler, seed=0, stops=(), negative=None, scale=1.0):
+    """(tokens, text, reason) of one request, by the plain rules; guided if there is a `negative`
+    prompt."""
     tokenizer = model.tokenizer
     ids, new = list(prompt), []
     draws = random.Random(seed)
@@ -17,6 +18,9 @@ def run_alone(model, prompt, limit, *, sampler, seed=0, stops=()):
     sampler = sampler.clone()
     while len(new) < limit:
         logits = torch.from_numpy(model.reference_logits(ids)).view(1, 1, -1)
+        if negative is not None:
+            other = torch.from_numpy(model.reference_logits([*negative, *new])).view(1, 1, -1)
+            logits = other + scale * (logits - other)
         past = torch.tensor([ids])
         token = int(sampler.forward(logits, past, draws.getrandbits(32), tokenizer))
         ids.append(token)

@@ -135,10 +135,11 @@ def test_the_longest_wish_counts_for_all(make) -> None:
 
 
 def test_share() -> None:
-    assert share([4, 1, 4], 7) == [3, 1, 3]
-    assert share([4, 1, 4], 6) == [3, 1, 2]
-    assert share([4, 0, 4], 1) == [1, 0, 0]
-    assert share([2, 2], 99) == [2, 2] and share([], 3) == []
+    assert share([4, 1, 4], [1, 1, 1], 7) == [3, 1, 3]
+    assert share([4, 1, 4], [1, 1, 1], 6) == [3, 1, 2]
+    assert share([4, 0, 4], [1, 1, 1], 1) == [1, 0, 0]
+    assert share([2, 2], [1, 1], 99) == [2, 2] and share([], [], 3) == []
+    assert share([4, 4], [2, 1], 7) == [2, 3]
 
 
 @pytest.mark.parametrize("count", [1, 4, 11, 15, 16, 17])

@@ -73,6 +73,7 @@ class Wish:
     healing: bool
     loop: tuple[int, int] | None
     report: bool
+    guide: tuple[int, float] | None  # length of a negative prompt, scale
 
     def job(self, model: FakeModel) -> Job:
         filters = []
@@ -87,8 +88,11 @@ class Wish:
                     trigger_token=100 if trigger else None,
                 )
             )
+        length, scale = (0, None) if self.guide is None else self.guide
+        prompts = [[3 + 97 + (i * i) % 5 for i in range(n)] for n in (self.length, length) if n]
         return Job(
-            torch.tensor([[3 + 97 + (i * i) % 5 for i in range(self.length)]]),
+            [torch.tensor([ids]) for ids in prompts],
+            cfg_scale=scale,
             max_new_tokens=self.limit,
             min_new_tokens=self.least,
             max_rq_tokens=self.step,
@@ -119,6 +123,7 @@ WISHES = st.builds(
     healing=st.booleans(),
     loop=st.sampled_from([None, None, (8, 2)]),
     report=st.booleans(),
+    guide=st.sampled_from([None, None, (1, 3.0), (254, 0.5), (300, 1.3)]),
 )
 
 LEFT_OUT = {"job", "serial", "time_enqueued", "time_prefill", "time_generate"}

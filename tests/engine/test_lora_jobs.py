@@ -157,3 +157,23 @@ def test_first_page_depends_on_adapters() -> None:
 def test_a_model_without_adapters(make) -> None:
     with pytest.raises(UnsupportedError, match="loras"):
         make().enqueue(Job(torch.tensor([[5, 6]]), loras=["a"]))
+
+
+def test_guidance_runs_both_prompts_with_the_adapters(loaded) -> None:
+    generator, loras = loaded
+    source = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(3, 500, (1, length), generator=source) for length in (300, 20)]
+    options = {"max_new_tokens": 5, "sampler": ArgmaxSampler(), "return_logits": True}
+    jobs = [
+        Job(prompts, cfg_scale=1.5, loras=[loras[name] for name in names], **options)
+        for names in EVERY
+    ]
+    events = run(generator, *jobs)
+    for item, names in zip(jobs, EVERY, strict=True):
+        params = {"loras": [loras[name] for name in names]}
+        good, bad = (
+            generator.model.forward(sequence.input_ids.torch(), params)[0, -6:-1, :500]
+            for sequence in item.sequences
+        )
+        want = bad + 1.5 * (good - bad)
+        assert float((logits(events[item]) - want).abs().max()) < 0.4

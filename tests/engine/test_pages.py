@@ -121,7 +121,7 @@ def test_random_operations(seed: int) -> None:
             if rng.random() < 0.5:
                 sequence.release(pages)
                 running.remove(sequence)
-            elif len(sequence) < sequence.capacity:
+            elif sequence.room > 0:
                 sequence.input_ids.append(rng.randint(0, 1))
                 final = len(sequence) - rng.randint(0, 3)
                 sequence.store(pages, len(sequence), max(final, sequence.keyed * 256 + 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,10 @@ SAMPLERS = (
 MODEL = FakeModel(letters=b"abc\xc3\xa9 \n", eos_bias=3.0)
 
 
+def shared(family: int, length: int) -> list[int]:
+    return [3 + 97 + (family + i * i) % 7 for i in range(length)]
+
+
 @dataclass(frozen=True)
 class Request:
     """One request of a workload; prompts of one family share their start."""
@@ -35,17 +40,36 @@ class Request:
     stops: tuple
     chunk_after: int  # steps before it is enqueued
     cancel_after: int | None  # steps after that, until it is cancelled
+    guide: tuple[int, int, float] | None = None  # family and length of a negative prompt, scale
 
     def prompt(self) -> list[int]:
-        shared = [3 + 97 + (self.family + i * i) % 7 for i in range(self.length)]
-        return shared + [3 + 97 + self.tail] * (self.tail % 3)
+        return shared(self.family, self.length) + [3 + 97 + self.tail] * (self.tail % 3)
+
+    def negative(self) -> list[int] | None:
+        return None if self.guide is None else shared(*self.guide[:2])
+
+    def scale(self) -> float | None:
+        return None if self.guide is None else self.guide[2]
+
+    def prompts(self) -> list[list[int]]:
+        negative = self.negative()
+        return [self.prompt()] if negative is None else [self.prompt(), negative]
+
+    def prompts_run(self) -> list[list[int]]:
+        return self.prompts()[: 1 if self.scale() == 1.0 else 2]
 
 
+LENGTHS = st.sampled_from([1, 5, 100, 254, 255, 256, 257, 258, 300, 511, 512, 513])
+GUIDES = st.one_of(
+    st.none(),
+    st.none(),
+    st.tuples(st.integers(0, 1), LENGTHS, st.sampled_from([0.0, 0.5, 1.0, 1.5, 4.0])),
+)
 STOPS = st.sampled_from([(), (1,), ("ab",), ("é", 1), ("abca", "bc"), ("\n",)])
 REQUESTS = st.builds(
     Request,
     family=st.integers(0, 1),
-    length=st.sampled_from([1, 5, 100, 254, 255, 256, 257, 258, 300, 511, 512, 513]),
+    length=LENGTHS,
     tail=st.integers(0, 5),
     limit=st.sampled_from([1, 2, 7, 30, 270]),
     step=st.sampled_from([None, 1, 40, 256]),
@@ -53,6 +77,7 @@ REQUESTS = st.builds(
     stops=STOPS,
     chunk_after=st.sampled_from([0, 0, 1, 3, 20]),
     cancel_after=st.sampled_from([None, None, None, 0, 1, 2, 9]),
+    guide=GUIDES,
 )
 
 
@@ -81,9 +106,10 @@ DRAFTS = st.builds(
 )
 
 
-def fits(request: Request, pages: int) -> bool:
-    length = len(request.prompt())
-    return length + request.limit - 1 <= pages * 256
+def fits(request: Request, pages: int, batch: int = 256) -> bool:
+    prompts = request.prompts_run()
+    needed = sum(-(-(len(ids) + request.limit - 1) // 256) for ids in prompts)
+    return needed <= pages and len(prompts) <= batch
 
 
 @settings(
@@ -107,7 +133,7 @@ def test_any_workload(
         max_chunk_size=chunk,
         **drafts.arguments(pages),
     )
-    play(generator, [r for r in requests if fits(r, pages)])
+    play(generator, [r for r in requests if fits(r, pages, batch)])
 
 
 @settings(
@@ -125,7 +151,7 @@ def test_any_workload_over_tiers_and_a_restart(
     requests: list[Request], pages: int, batch: int, host: int, files: int, drafts: Drafts
 ) -> None:
     page_bytes = PAGE_BYTES * (2 if drafts.kind == "model" else 1)
-    requests = [r for r in requests if fits(r, pages)]
+    requests = [r for r in requests if fits(r, pages, batch)]
     with TemporaryDirectory() as folder:
         for _ in range(2):
             generator = Generator(
@@ -159,6 +185,7 @@ def test_any_workload_under_pressure() -> None:
             st.sampled_from([3, 60, 150]),
             st.sampled_from([None, None, 1, 100]),
             st.sampled_from([0, 1, 5]),
+            st.sampled_from([None, None, None, (0, 10, 2.0), (1, 300, 1.5)]),
         ),
         min_size=4,
         max_size=12,
@@ -171,8 +198,8 @@ def test_any_workload_under_pressure() -> None:
 def _under_pressure(preemptions, shapes, pages: int, host: int, skips: int, drafts) -> None:
     """More than fits by far, hardly anybody may be passed: the youngest must give way."""
     requests = [
-        Request(i % 3, length, i, limit, step, i % 3, (), start, None)
-        for i, (length, limit, step, start) in enumerate(shapes)
+        Request(i % 3, length, i, limit, step, i % 3, (), start, None, guide)
+        for i, (length, limit, step, start, guide) in enumerate(shapes)
     ]
     page_bytes = PAGE_BYTES * (2 if drafts.kind == "model" else 1)
     generator = Generator(
@@ -194,8 +221,9 @@ def play(generator: Generator, requests: list[Request], skips: int = 4) -> None:
     while len(jobs) < len(requests) or generator.num_remaining_jobs():
         for i, request in enumerate(requests):
             if i not in jobs and request.chunk_after <= step:
-                jobs[i] = job(
-                    request.prompt(),
+                jobs[i] = Job(
+                    [torch.tensor([ids]) for ids in request.prompts()],
+                    cfg_scale=request.scale(),
                     max_new_tokens=request.limit,
                     max_rq_tokens=request.step,
                     max_skips=skips,
@@ -230,6 +258,8 @@ def play(generator: Generator, requests: list[Request], skips: int = 4) -> None:
             sampler=SAMPLERS[request.sampler],
             seed=i,
             stops=request.stops,
+            negative=request.negative(),
+            scale=request.scale(),
         )
         if not ended:
             assert i in cancelled
@@ -238,8 +268,9 @@ def play(generator: Generator, requests: list[Request], skips: int = 4) -> None:
         got = (tokens(mine), text(mine), mine[-1]["eos_reason"])
         assert got == want
         assert mine[-1]["full_completion"] == want[1]
-        assert mine[-1]["cached_tokens"] < len(request.prompt())
-        assert mine[-1]["prompt_tokens"] == len(request.prompt())
+        total = sum(map(len, request.prompts_run()))
+        assert mine[-1]["cached_tokens"] < total
+        assert mine[-1]["prompt_tokens"] == total
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

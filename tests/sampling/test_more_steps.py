@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exl3.errors import ConfigError, UnsupportedError
+from exl3.errors import ConfigError
 from exl3.generator.sampler import (
-    SS_CFG,
     SS_DRY,
     ComboSampler,
     CustomSampler,
@@ -26,7 +25,6 @@ from exl3.generator.sampler import (
     SS_DynaTemp,
     SS_MinP,
     SS_Mirostat,
-    SS_NoOp,
     SS_Sample,
     SS_Smoothing,
     SS_Temperature,
@@ -106,13 +104,11 @@ def test_neutral_steps_vanish() -> None:
         SS_DynaTemp(1.0, 1.0),
         SS_Smoothing(0.0),
         SS_AllowTokens([]),
-        SS_CFG(1.0),
     ]
     sampler = CustomSampler([*neutral, SS_Mirostat(math.inf)])
     assert [type(step) for step in sampler.steps] == [SS_Sample]
     assert not sampler.reqs_past_ids
     assert type(SS_DynaTemp(0.5, 0.5).alt()) is SS_Temperature
-    assert type(SS_CFG().alt()) is SS_NoOp
 
 
 @pytest.mark.parametrize(
@@ -141,11 +137,6 @@ def test_neutral_steps_vanish() -> None:
 def test_bad_arguments(bad) -> None:
     with pytest.raises(ConfigError):
         bad()
-
-
-def test_guidance_says_what_is_missing() -> None:
-    with pytest.raises(UnsupportedError, match="negative prompt"):
-        SS_CFG(1.5)
 
 
 # Legal values, both ends of every range among them.

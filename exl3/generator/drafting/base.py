@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 class Drafter(Protocol):
     """Guesses how jobs go on. A guess costs time if it is wrong, never a token: the model checks
-    each. What a drafter keeps for a job is in `job.draft_state`."""
+    each. What a drafter keeps for a job is in `job.draft_state` or its sequences."""
 
     def admit(self, job: Job) -> None:
         """The job was enqueued."""

@@ -10,6 +10,7 @@ import torch
 from ...constants import PAGE_SIZE
 from ...ops.sampling import argmax
 from ..packing import Part, pack
+from ..sequence import Sequence
 
 if TYPE_CHECKING:
     from ..job import Job
@@ -22,7 +23,8 @@ class ModelDrafter:
     """A model with a cache of its own, whose pages hold the same tokens as the main cache's.
 
     `Sequence.mirrored` counts the leading tokens that both have. It may fall behind in a page that
-    only its job uses; a page that others may share is brought up to date at once.
+    only its job uses; a page that others may share is brought up to date at once. A negative
+    prompt is not continued, only kept up to date.
 
     Args:
         vocab: ids below it can be proposed; `known`: ids below it can be read.
@@ -34,35 +36,35 @@ class ModelDrafter:
         self.vocab = min(vocab, self.known)
 
     def admit(self, job: Job) -> None:
-        """See `Drafter.admit`. The state is the number of leading tokens that the model can
-        read."""
-        job.draft_state = 0
+        """See `Drafter.admit`; what is known is in the job's sequences."""
 
     def start(self, job: Job) -> None:
         """See `Drafter.start`; what the pages hold is in both caches."""
-        job.sequence.mirrored = job.sequence.stored
+        for sequence in job.sequences:
+            sequence.mirrored = sequence.stored
 
     def follow(self, job: Job) -> None:
         """See `Drafter.follow`."""
-        self._catch_up(job, job.sequence.stored)
+        for sequence in job.sequences:
+            self._catch_up(sequence, sequence.stored)
 
     def can_draft(self, job: Job) -> bool:
         """See `Drafter.can_draft`: not once there is an image, or a token that only the main
         model has."""
-        return self._readable(job) == len(job.sequence)
+        return self._readable(job.sequence) == len(job.sequence)
 
-    def _readable(self, job: Job) -> int:
+    def _readable(self, sequence: Sequence) -> int:
         """Leading tokens that the draft model can read."""
-        count, length = min(job.draft_state, len(job.sequence)), len(job.sequence)
-        ids = job.sequence.input_ids.numpy()[count:length]
+        count, length = min(sequence.readable, len(sequence)), len(sequence)
+        ids = sequence.input_ids.numpy()[count:length]
         strange = np.flatnonzero((ids < 0) | (ids >= self.known))
-        job.draft_state = count + int(strange[0]) if strange.size else length
-        return int(job.draft_state)
+        sequence.readable = count + int(strange[0]) if strange.size else length
+        return sequence.readable
 
-    def _catch_up(self, job: Job, end: int) -> None:
+    def _catch_up(self, sequence: Sequence, end: int) -> None:
         """Run the tokens up to `end` that only the main cache has; from one that cannot be read
         on, nothing is run: whoever shares those pages is not drafted either."""
-        sequence, last = job.sequence, min(end, self._readable(job))
+        last = min(end, self._readable(sequence))
         ids = sequence.input_ids.torch()
         start = sequence.mirrored
         while start < last:
@@ -76,7 +78,7 @@ class ModelDrafter:
         """See `Drafter.propose`; one pass for each token of the longest draft."""
         for job in jobs:
             if len(job.sequence) - job.sequence.mirrored > _FEW:
-                self._catch_up(job, len(job.sequence) - 1)
+                self._catch_up(job.sequence, len(job.sequence) - 1)
         parts = []
         for job in jobs:
             start = job.sequence.mirrored
@@ -108,14 +110,17 @@ class ModelDrafter:
 
     def settle(self, job: Job, position: int, window: int, accepted: int) -> None:
         """See `Drafter.settle`."""
-        sequence = job.sequence
         if window:  # the last drafted token has not been run here; wrong ones will be run over
             right = position + min(accepted, window - 1)
-            sequence.mirrored = min(right, sequence.stored)
-        # A full page may be shared, others copied in part: what they hold must be in both caches.
-        # Where the draft model cannot read on, nothing is left to run.
-        readable = self._readable(job) == len(sequence)
+            job.sequence.mirrored = min(right, job.sequence.stored)
+        for sequence in job.sequences:
+            self._share(sequence)
+
+    def _share(self, sequence: Sequence) -> None:
+        """A full page may be shared, others copied in part: what they hold must be in both caches.
+        Where the draft model cannot read on, nothing is left to run."""
+        readable = self._readable(sequence) == len(sequence)
         due = sequence.stored // PAGE_SIZE * PAGE_SIZE if readable else sequence.stored
         if sequence.mirrored < due:
-            self._catch_up(job, due)
+            self._catch_up(sequence, due)
         sequence.limit_copies(sequence.mirrored)

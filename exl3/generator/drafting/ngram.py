@@ -122,15 +122,15 @@ class NgramDrafter:
     def follow(self, job: Job) -> None:
         """See `Drafter.follow`. The text is taken in as far as it is final: an automaton cannot
         forget."""
-        known = job.draft_state.known
-        first = len(known)
-        for token in job.sequence.input_ids.numpy()[first : job.final_length()][:_STEP].tolist():
+        known, sequence = job.draft_state.known, job.sequence
+        ids = sequence.input_ids.numpy()[len(known) : job.final_length(sequence)]
+        for token in ids[:_STEP].tolist():
             known.extend(token)
 
     def can_draft(self, job: Job) -> bool:
         """See `Drafter.can_draft`."""
         self.follow(job)
-        text, final = job.draft_state, job.final_length()
+        text, final = job.draft_state, job.final_length(job.sequence)
         if len(text.known) < final:
             return False
         tail = job.sequence.input_ids.numpy()[final:].tolist()

@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 MAX_ROWS = 16
 
 
-def share(wanted: list[int], room: int) -> list[int]:
-    """Give out `room` places one after another until every wish is met or none is left."""
+def share(wanted: list[int], rows: list[int], room: int) -> list[int]:
+    """Give out `room` rows of a pass, one token after another, until every wish is met or none is
+    left.
+
+    Args:
+        rows: what one token of each costs.
+    """
     given = [0] * len(wanted)
-    level = 0
-    while room > 0:
-        level += 1
-        open_ = [i for i, wish in enumerate(wanted) if wish >= level]
-        if not open_:
-            break
-        for i in open_[:room]:
-            given[i] = level
-        room -= len(open_)
+    for level in range(1, max(wanted, default=0) + 1):
+        for i, wish in enumerate(wanted):
+            if wish >= level and rows[i] <= room:
+                given[i] = level
+                room -= rows[i]
     return given
 
 
@@ -49,13 +50,14 @@ class Speculation:
         The longest wish counts for all of them, as far as their limits and the rows allow.
         """
         drafts: list[list[int]] = [[] for _ in jobs]
-        if len(jobs) >= MAX_ROWS:
+        rows = [len(job.sequences) for job in jobs]
+        if sum(rows) >= MAX_ROWS:
             return drafts
         ready = [job.draft_room() > 0 and self.drafter.can_draft(job) for job in jobs]
         wishes = [job.draft_length.next(can) for job, can in zip(jobs, ready, strict=True)]
         window = max(wishes)
         rooms = [job.draft_room() if can else 0 for job, can in zip(jobs, ready, strict=True)]
-        counts = share([min(window, room) for room in rooms], MAX_ROWS - len(jobs))
+        counts = share([min(window, room) for room in rooms], rows, MAX_ROWS - sum(rows))
         chosen = [(i, job, n) for i, (job, n) in enumerate(zip(jobs, counts, strict=True)) if n]
         if not chosen:
             return drafts
