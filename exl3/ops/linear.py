@@ -104,8 +104,8 @@ def linear(
 
     Activations are rounded after the input transform, per row and block of 128: to 8 bits for
     `mul1` up to 4 bits (adds under 1 % to the weights' own error), finer otherwise. A row's result
-    does not depend on the other rows, until so many rows come that W is decoded instead. CUDA
-    rounds to 16 bits, or to float16.
+    does not depend on the other rows nor on their number, to the bit. CUDA rounds to 16 bits, or
+    to float16, and there many rows are multiplied with decoded weights instead.
 
     Args:
         x: float32 (m, in_features); rows may be strided. On CUDA also float16 or bfloat16.

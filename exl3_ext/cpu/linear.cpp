@@ -1,10 +1,11 @@
-// The fused linear layer on CPUs. Few rows take one fork-join; many go through gemm_large.
+// The fused linear layer on CPUs: one fork-join.
 //
-// Tasks of the first: first the prologue (norm, suh, transform, quantise) in pieces of whole
+// Tasks: first the prologue (norm, suh, transform, quantise) in pieces of whole
 // 128-blocks, then runs of 16-column strips, one after another in memory. Tasks start in order, so
 // a strip task may wait for the prologue pieces: they are done or running. Whoever finishes the
 // last strip of a group of 128 outputs runs its epilogue (transform, svh, bias, activation,
-// residual). A column is summed by one task in a fixed order: results do not depend on threads.
+// residual). A column is summed by one task, block after block, and a block's sum is an exact
+// integer: results depend neither on threads nor on the other rows.
 #include "exl3/linear.h"
 
 #include <sched.h>
@@ -14,7 +15,6 @@
 #include "cpu/linear_plan.h"
 #include "cpu/table.h"
 #include "cpu/threads.h"
-#include "exl3/gemm_large.h"
 
 namespace exl3 {
 namespace {
@@ -77,6 +77,7 @@ Place place_of(const LinearParams& p, int64_t index) {
 void (*inner_product(const KernelTable& table, LinearKernel kernel))(const LinearStrips&) {
   if (kernel == LinearKernel::kBytes) return table.linear_bytes;
   if (kernel == LinearKernel::kTiles) return table.linear_tiles;
+  if (kernel == LinearKernel::kMany) return table.linear_many;
   return table.linear_words;
 }
 
@@ -93,8 +94,8 @@ void run_strips(const Job& job, int64_t run) {
     const LinearWeightRef& w = p.w[place.weight];
     const LinearWeightPlan& wp = job.plan.w[place.weight];
     const int64_t strip = place.block * kGroupStrips + first;
-    const LinearStrips s{w.planes, wp.q,  wp.meta,       wp.inner, p.m,       p.k,
-                         w.n,      strip, strip + count, w.bits,   w.codebook};
+    const LinearStrips s{w.planes, wp.q,  wp.meta,       wp.inner, p.m,        p.k,
+                         w.n,      strip, strip + count, w.bits,   w.codebook, wp.choice.planes};
     inner_product(job.kernels, wp.choice.kernel)(s);
     const int32_t done = static_cast<int32_t>(count);
     const int32_t before =
@@ -114,8 +115,7 @@ void run_task(void* context, int64_t task, int) {
     run_strips(job, task - job.pieces);
 }
 
-// Few rows: everything in one fork-join.
-void run_small(const LinearParams& p, const LinearPlan& plan, const KernelTable& table) {
+void run_part(const LinearParams& p, const LinearPlan& plan, const KernelTable& table) {
   for (int64_t i = 0; i <= plan.groups; ++i) counter(plan, i).store(0, std::memory_order_relaxed);
   const int64_t threads = num_threads();
   int64_t strips = 0;
@@ -125,30 +125,6 @@ void run_small(const LinearParams& p, const LinearPlan& plan, const KernelTable&
   const int64_t runs = strips < 4 * threads ? strips : 4 * threads;
   Job job{p, plan, table, units, pieces, strips, runs};
   parallel_run(pieces + runs, run_task, &job);
-}
-
-// Many rows: transformed inputs, dense product and, when all weights have theirs, epilogues.
-Status run_large(const LinearParams& p, const LinearPlan& plan, const KernelTable& table) {
-  for (int i = 0; i < p.count; ++i) {
-    parallel_for(p.m, 4, [&](int64_t begin, int64_t end, int) {
-      table.linear_inputs(p, i, plan.inputs, begin, end);
-    });
-    const LinearWeightRef& w = p.w[i];
-    const GemmLargeParams gemm{plan.inputs, w.planes, plan.w[i].inner, plan.gemm, p.m, p.k, w.n,
-                               p.k,         w.n,      w.bits,          w.codebook};
-    const Status status = gemm_large_cpu(gemm);
-    if (status != Status::kOk) return status;
-  }
-  int64_t blocks = plan.groups;
-  if (p.activation >= 0) blocks *= 2;  // place_of counts gate and up
-  parallel_for(blocks, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t index = begin; index < end; ++index) {
-      const Place place = place_of(p, index);
-      if (p.activation >= 0 && place.weight == 1) continue;
-      table.linear_epilogue(p, plan, place.weight, place.block);
-    }
-  });
-  return Status::kOk;
 }
 
 }  // namespace
@@ -163,12 +139,7 @@ Status linear_cpu(const LinearParams& p) {
     if (p.residual) part.residual += row * p.residual_stride;
     const LinearPlan plan = linear_plan(part, active_isa());
     if (plan.bytes > p.workspace_bytes) return Status::kBadArgument;
-    if (!plan.large) {
-      run_small(part, plan, kernels());
-      continue;
-    }
-    const Status status = run_large(part, plan, kernels());
-    if (status != Status::kOk) return status;
+    run_part(part, plan, kernels());
   }
   return Status::kOk;
 }

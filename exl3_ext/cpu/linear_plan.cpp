@@ -1,7 +1,5 @@
 #include "cpu/linear_plan.h"
 
-#include "exl3/gemm_large.h"
-
 namespace exl3 {
 namespace {
 
@@ -29,24 +27,17 @@ LinearPlan linear_plan(const LinearParams& p, Isa isa) {
   for (int i = 0; i < p.count; ++i) {
     LinearWeightPlan& w = plan.w[i];
     w.choice = linear_select(isa, p.w[i].codebook, p.w[i].bits, p.m);
-    if (w.choice.kernel == LinearKernel::kLarge) {
-      plan.large = true;
-    } else {
-      int64_t q = p.m * p.k;
-      if (w.choice.kernel == LinearKernel::kTiles) {
-        q = (p.m + 15) / 16 * 16 * p.k * (w.choice.q_max > 127 ? 4 : 2);
-      }
-      w.q = layout.take<int16_t>(q);
-      w.meta = layout.take<LinearBlockMeta>(p.m * (p.k / kHadamardDim));
-    }
+    const int64_t whole = (p.m + 15) / 16 * 16;  // rows of AMX tiles
+    int64_t q = p.m * p.k;
+    if (w.choice.kernel == LinearKernel::kTiles) q = whole * p.k * 2 * w.choice.planes;
+    if (w.choice.kernel == LinearKernel::kMany) q = whole * p.k / 2 * w.choice.planes;
+    w.q = layout.take<int16_t>(q);
+    static_assert(sizeof(LinearTileMeta) <= 16 * sizeof(LinearBlockMeta));
+    w.meta = layout.take<LinearBlockMeta>(whole * (p.k / kHadamardDim));
     w.inner = layout.take<float>(p.m * p.w[i].n);
     plan.groups += p.w[i].n / kHadamardDim;
   }
   if (p.activation >= 0) plan.groups = p.w[0].n / kHadamardDim;
-  if (plan.large) {
-    plan.inputs = layout.take<float>(p.m * p.k);
-    plan.gemm = layout.take<unsigned char>(gemm_large_workspace(p.m, p.k));
-  }
   plan.counters = layout.take<int32_t>(1 + plan.groups);
   plan.bytes = layout.used();
   return plan;

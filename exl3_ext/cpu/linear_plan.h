@@ -14,27 +14,29 @@ struct LinearBlockMeta {
   int32_t init;  // -centre * sum q: where the integer sum starts
 };
 
+// The same of 16 rows, for kMany, whose weights are centred.
+struct LinearTileMeta {
+  float scale[16], offset[16];
+};
+
 // Where the prologue stores a block.
 struct LinearTarget {
   LinearKernel kernel;
-  int planes;  // kTiles
+  int planes;  // kTiles, kMany
   int16_t* q;
 };
 
 struct LinearWeightPlan {
   LinearChoice choice;
   // [m, k] quantised activations; the 16 of a tile in the order (e, j) -> input 2j + {0,1,8,9}[e],
-  // e, j = 0..3. kWords: int16. kBytes: an int8 twice. kTiles: see amx/linear_tiles.cpp.
+  // e, j = 0..3. kWords: int16. kBytes: an int8 twice. kTiles, kMany: tiles of AMX, see there.
   int16_t* q;
-  LinearBlockMeta* meta;  // [m, k/128]
-  float* inner;           // [m, n] x' after the first transform, times W'
+  LinearBlockMeta* meta;  // [m, k/128]; kMany: LinearTileMeta [m/16, k/128]
+  float* inner;           // [n/16, m, 16] x' after the first transform, times W'
 };
 
 struct LinearPlan {
   LinearWeightPlan w[kLinearGroup];
-  bool large;         // kLarge: `inputs` and `gemm` instead of q and meta, shared by the weights
-  float* inputs;      // [m, k] x' after suh and the transform
-  void* gemm;         // workspace of gemm_large
   int32_t* counters;  // [0]: prologue parts done; [1 + group]: strips done of an output group
   int64_t groups;     // output groups: 128 columns of one weight, or of gate and up together
   int64_t bytes;      // of workspace
@@ -54,7 +56,13 @@ struct LinearStrips {
   int64_t begin, end;
   int bits;
   Codebook codebook;
+  int q_planes;  // of bytes: kTiles, kMany
 };
+
+// 16 columns of a row.
+static inline float* inner_at(const LinearStrips& s, int64_t strip, int64_t row) {
+  return s.inner + (strip * s.m + row) * kTileDim;
+}
 
 // Weights as integers: w = step * v + zero, v a 16-bit integer around `centre`. The rounding of
 // the decoded weight to float16, about 3e-4 of its deviation, is left out.

@@ -18,25 +18,25 @@ int q_max(Codebook codebook, int bits) {
 //   rows             1    2    4    8    16   17   32   48
 //   bytes, words     76   105  130  201  336  -    599  890
 //   tiles            -    137  146  191  198  305  384  570
-//   large, AMX       -    -    -    235  281  287  372  464
-//   large, AVX-512   -    -    -    -    -    -    -    1335
+//   many             -    201  206  211  224  284  314  391
 // On bytes a row costs 2 instructions per 32 weights, on words 1 and 3 for all rows.
 constexpr int64_t kBytesRows = 1;
 constexpr int64_t kTilesRows = 5;  // from
 
-constexpr int64_t kNever = int64_t{1} << 62;
-constexpr int64_t kLargeRows[kIsaLevels] = {48, 48, kNever, 17};  // from
+constexpr int64_t kManyRows = 17;  // from
 
 }  // namespace
 
 LinearChoice linear_select(Isa isa, Codebook codebook, int bits, int64_t m) {
-  if (m >= kLargeRows[static_cast<int>(isa)]) return {LinearKernel::kLarge, 0};
-  const int most = q_max(codebook, bits);
+  const int most = q_max(codebook, bits), planes = most > 127 ? 2 : 1;
+  if (isa >= Isa::kAmx && m >= kManyRows) return {LinearKernel::kMany, most, planes};
   if (isa >= Isa::kAmx && codebook == Codebook::kMul1 && m >= kTilesRows) {
-    return {LinearKernel::kTiles, most};
+    return {LinearKernel::kTiles, most, planes};
   }
-  if (isa >= Isa::kAvx512 && most <= 127 && m <= kBytesRows) return {LinearKernel::kBytes, most};
-  return {LinearKernel::kWords, most};
+  if (isa >= Isa::kAvx512 && planes == 1 && m <= kBytesRows) {
+    return {LinearKernel::kBytes, most, planes};
+  }
+  return {LinearKernel::kWords, most, planes};
 }
 
 }  // namespace exl3

@@ -63,11 +63,10 @@ struct KernelTable {
   // strips of the inner product, in 16-bit, byte or tile products; one 128-block of outputs.
   void (*linear_prologue)(const LinearParams& p, const LinearWeightPlan& w, int weight, int64_t row,
                           int64_t begin, int64_t end) = nullptr;
-  void (*linear_inputs)(const LinearParams& p, int weight, float* out, int64_t begin,
-                        int64_t end) = nullptr;  // rows, transformed but not quantised
   void (*linear_words)(const LinearStrips& s) = nullptr;
   void (*linear_bytes)(const LinearStrips& s) = nullptr;
   void (*linear_tiles)(const LinearStrips& s) = nullptr;
+  void (*linear_many)(const LinearStrips& s) = nullptr;
   void (*linear_epilogue)(const LinearParams& p, const LinearPlan& plan, int weight,
                           int64_t block) = nullptr;
   // Groups [begin, end) of 16 rows of x into the workspace; null: strips read x itself.

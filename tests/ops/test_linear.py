@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from exl3.errors import ConfigError
+from exl3.ops.activation import gated_activation
 from exl3.ops.codebook import Codebook
 from exl3.ops.graph import record
 from exl3.ops.linear import (
@@ -22,20 +23,18 @@ from exl3.ops.linear import (
     linear_add_,
     linear_reference,
 )
+from exl3.ops.norm import rms_norm
 from exl3.ops.registry import ops
 from exl3.ops.trellis import prepare_trellis
 
 GOLDEN = Path(__file__).parent.parent / "fixtures" / "golden" / "linear.safetensors"
-LARGE = 3
 
 
-def tolerance(bits: int, codebook: Codebook, m: int = 1) -> float:
+def tolerance(bits: int, codebook: Codebook) -> float:
     """Relative error of the output that rounding the activations may cause (linear_select.cpp:
     steps of peak / q_max; 3.5 is a generous peak of 128 values). 5e-4: weights are not rounded to
-    float16. Many rows: both factors are bfloat16."""
-    kernel, q_max = ops().linear_select(ops().cpu_isa(False), codebook, bits, m)
-    if kernel == LARGE:
-        return 4e-3
+    float16."""
+    q_max = ops().linear_select(ops().cpu_isa(False), codebook, bits, 1)[1]
     return 1.3 * 3.5 / q_max / 12**0.5 + 5e-4
 
 
@@ -66,7 +65,7 @@ def test_every_rate_and_codebook(isa: str, bits: int, codebook: Codebook) -> Non
     x = torch.randn(19, 256)
     want = linear_reference(x, [weight])
     for m in (1, 2, 5, 16, 19):
-        check(linear(x[:m], [weight]), want[:m], tolerance(bits, codebook, m))
+        check(linear(x[:m], [weight]), want[:m], tolerance(bits, codebook))
 
 
 @pytest.mark.parametrize("bits", [4, 6])
@@ -75,7 +74,7 @@ def test_every_row_count(isa: str, bits: int) -> None:
     x = torch.randn(max(ROWS), 384)
     want = linear_reference(x, [weight])
     for m in ROWS:
-        check(linear(x[:m], [weight]), want[:m], tolerance(bits, weight.codebook, m))
+        check(linear(x[:m], [weight]), want[:m], tolerance(bits, weight.codebook))
 
 
 @pytest.mark.parametrize(("k", "sizes"), GROUPS)
@@ -141,30 +140,42 @@ def test_in_place_on_the_input(isa: str) -> None:
     check(linear_add_(x, x, [weight]), want, 0.01)
 
 
-def test_rows_do_not_depend_on_company(isa: str) -> None:
-    """Batched = single, to the bit, below the switch to the dense product."""
-    for bits, codebook in ((2, Codebook.MUL1), (6, Codebook.MUL1), (3, Codebook.MCG)):
-        weight = random_weight(384, 256, bits, codebook)
-        x = torch.randn(16, 384)
-        whole = linear(x, [weight])
-        for m in (1, 2, 3, 4, 5, 8, 15):
-            torch.testing.assert_close(linear(x[:m], [weight]), whole[:m], rtol=0, atol=0)
+@pytest.mark.parametrize("codebook", list(Codebook))
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_rows_do_not_depend_on_company(isa: str, bits: int, codebook: Codebook) -> None:
+    """Batched = single and chunked = whole, to the bit: every kernel sums the same integers."""
+    weights = [random_weight(320, n, bits, codebook, bias=n == 200, seed=n) for n in (256, 200)]
+    norm = Norm(torch.rand(320) + 0.5, 1e-5)
+    x = torch.randn(40, 320)
+    x[3] *= 1e4
+    x[5, 100] = float("inf")
+    alone = torch.cat([linear(x[i : i + 1], weights, norm=norm) for i in range(40)])
+    for m in (2, 4, 5, 8, 15, 16, 17, 31, 32, 33, 40):
+        got = linear(x[:m], weights, norm=norm)
+        torch.testing.assert_close(got, alone[:m], rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("m", [1, 2, 5, 16, 17, 48])
+@pytest.mark.parametrize("bits", [4, 6])
+def test_rows_do_not_depend_on_many(isa: str, bits: int) -> None:
+    """The same for inputs of several panels (amx/linear_many.cpp) and a gated pair."""
+    weights = [random_weight(1664, 256, bits, seed=n) for n in range(2)]
+    x, residual = torch.randn(200, 1664), torch.randn(200, 256)
+    whole = linear(x, weights, activation="silu", residual=residual)
+    for first, last in ((0, 1), (199, 200), (10, 26), (3, 20), (60, 188)):
+        rows = slice(first, last)
+        got = linear(x[rows], weights, activation="silu", residual=residual[rows])
+        assert torch.equal(got, whole[rows])
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 16, 17, 512])
 @pytest.mark.parametrize("bits", [1, 4, 5, 8])
 def test_selection(bits: int, m: int) -> None:
-    """Finer activations from 5 bits on, whatever m and level; all weights of a group agree on
-    whether W' is decoded."""
+    """Finer activations from 5 bits on, whatever m and level."""
     for level in range(4):
-        kernel, q_max = ops().linear_select(level, Codebook.MUL1, bits, m)
-        if kernel != LARGE:
-            assert q_max == (127 if bits <= 4 else 32512)
-            assert ops().linear_select(level, Codebook.MCG, bits, m) == (0, 511)
-        else:
-            assert m > 16
-            others = (ops().linear_select(level, c, b, m)[0] for c in Codebook for b in (1, 8))
-            assert all(other == LARGE for other in others)
+        assert ops().linear_select(level, Codebook.MUL1, bits, m)[1] == (
+            127 if bits <= 4 else 32512
+        )
+        assert ops().linear_select(level, Codebook.MCG, bits, m)[1] == 511
 
 
 def test_many_rows_in_parts(isa: str) -> None:
@@ -276,3 +287,15 @@ def test_opcheck() -> None:
     torch.library.opcheck(
         torch.ops.exl3.linear_add_.default, (torch.zeros(2, 128), *args), test_utils=tests
     )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_fused_equals_steps(isa: str, activation: str) -> None:
+    """Norm, activation and residual inside the launch or after it, to the bit: a batch takes the
+    steps where one of its rows has an adapter."""
+    weights = [random_weight(584, 320, 4, bias=True, seed=i) for i in range(2)]
+    norm = Norm(torch.rand(584) + 0.5, 1e-5)
+    x, residual = torch.randn(7, 584), torch.randn(7, 320)
+    fused = linear(x, weights, norm=norm, activation=activation, residual=residual)
+    both = linear(rms_norm(x, norm.weight, norm.eps), weights)
+    assert torch.equal(gated_activation(both, activation) + residual, fused)

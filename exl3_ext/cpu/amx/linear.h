@@ -3,4 +3,5 @@
 
 namespace exl3::amx {
 void linear_tiles(const LinearStrips& s);
-}
+void linear_many(const LinearStrips& s);
+}  // namespace exl3::amx

@@ -15,35 +15,14 @@
 // cycles of the tile unit for 16 rows and plane, and two tile loads. Measured 51 cycles at 2 rows,
 // 65 at 16, where the loads of A tiles come from the second-level cache; 8 rows on words take 84.
 #include "cpu/amx/linear.h"
+#include "cpu/amx/tiles.h"
 #include "cpu/avx512/decode_inl.h"
 #include "cpu/avx512/sums.h"
 
 namespace exl3::amx {
 namespace {
 
-constexpr int kTileBytes = 1024;
 constexpr int kTilesPerBlock = kHadamardDim / kTileDim;
-
-struct alignas(64) TileConfig {
-  uint8_t palette, start_row;
-  uint8_t reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
-
-// Loads, stores and products of tiles are volatile assembly that the compiler does not know to
-// touch memory.
-EXL3_STATIC void memory_barrier() { __asm__ volatile("" ::: "memory"); }
-
-void configure_tiles() {
-  TileConfig config{};
-  config.palette = 1;
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = 64;
-    config.rows[i] = 16;
-  }
-  _tile_loadconfig(&config);
-}
 
 template <int E>
 EXL3_STATIC void store_rows(const __m512i* states, uint8_t* out) {
@@ -146,7 +125,7 @@ void strip_rows(const LinearStrips& s, int64_t row0) {
     }
     for (int r = 0; r < rows; ++r) {
       const float base = avx512::row_base(meta + r * blocks, blocks);
-      _mm512_storeu_ps(s.inner + (row0 + r) * s.n + 16 * strip,
+      _mm512_storeu_ps(inner_at(s, strip, row0 + r),
                        _mm512_add_ps(totals[r], _mm512_set1_ps(base)));
     }
   }

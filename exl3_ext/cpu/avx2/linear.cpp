@@ -11,7 +11,6 @@ namespace exl3::avx2 {
 
 void fill_linear(KernelTable& t) {
   t.linear_prologue = linear_prologue;
-  t.linear_inputs = linear_inputs;
   t.linear_words = linear_words;
   t.linear_epilogue = linear_epilogue;
 }

@@ -125,7 +125,7 @@ void strip_rows(const LinearStrips& s, int64_t strip, int64_t row0, int rows, De
   for (int r = 0; r < rows; ++r) {
     float base = 0.0f;
     for (int64_t b = 0; b < blocks; ++b) base += s.meta[(row0 + r) * blocks + b].offset;
-    float* inner = s.inner + (row0 + r) * s.n + 16 * strip;
+    float* inner = inner_at(s, strip, row0 + r);
     for (int c = 0; c < 2; ++c) {
       _mm256_storeu_ps(inner + 8 * c, _mm256_add_ps(totals[r][c], _mm256_set1_ps(base)));
     }

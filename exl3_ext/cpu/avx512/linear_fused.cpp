@@ -85,7 +85,7 @@ void strips(const LinearStrips& s, int64_t row0) {
       }
     }
     for (int r = 0; r < R; ++r) {
-      _mm512_storeu_ps(s.inner + (row0 + r) * s.n + 16 * strip,
+      _mm512_storeu_ps(inner_at(s, strip, row0 + r),
                        _mm512_add_ps(total[r], _mm512_set1_ps(base[r])));
     }
   }

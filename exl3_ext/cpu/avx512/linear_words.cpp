@@ -115,8 +115,7 @@ void strip_rows(const LinearStrips& s, int64_t strip, int64_t row0, int rows, De
   for (int r = 0; r < rows; ++r) {
     const int64_t row = row0 + r;
     const float base = row_base(s.meta + row * blocks, blocks);
-    _mm512_storeu_ps(s.inner + row * s.n + 16 * strip,
-                     _mm512_add_ps(totals[r], _mm512_set1_ps(base)));
+    _mm512_storeu_ps(inner_at(s, strip, row), _mm512_add_ps(totals[r], _mm512_set1_ps(base)));
   }
 }
 

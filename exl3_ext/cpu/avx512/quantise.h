@@ -31,8 +31,22 @@ static inline void store_tile_row(int16_t* to, __m256i words) {
   _mm512_storeu_si512(to, _mm512_permutexvar_epi64(order, bytes));
 }
 
+// The 16 inputs of tile `r` of the block as bytes: a quarter of a row of a tile of 64 inputs.
+static inline void store_quarter_row(const LinearTarget& to, int r, __m256i words) {
+  constexpr int kPlane = 1024;
+  uint8_t* at = reinterpret_cast<uint8_t*>(to.q) + r / 4 * to.planes * kPlane + r % 4 * 16;
+  if (to.planes == 2) {  // first the high bytes: word = 256 * high + signed low
+    const __m256i high = _mm256_add_epi16(words, _mm256_set1_epi16(128));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at),
+                     _mm256_cvtepi16_epi8(_mm256_srli_epi16(high, 8)));
+    at += kPlane;
+  }
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm256_cvtepi16_epi8(words));
+}
+
 // The 16 quantised inputs of tile `r` of the block.
 static inline void store_words(const LinearTarget& to, int r, __m256i words) {
+  if (to.kernel == LinearKernel::kMany) return store_quarter_row(to, r, words);
   if (to.kernel == LinearKernel::kTiles) {
     constexpr int kPlane = 16 * 32;  // int16 units: 16 rows of 64 bytes
     int16_t* at = to.q + r * to.planes * kPlane;

@@ -3,7 +3,6 @@
 #include "cpu/generic/rows.h"
 
 namespace exl3::generic {
-namespace {
 
 float activate(Activation kind, float x) {
   switch (kind) {
@@ -18,8 +17,6 @@ float activate(Activation kind, float x) {
   }
   return x;
 }
-
-}  // namespace
 
 void gated_activation_span(const GatedActivationParams& p, int64_t begin, int64_t end) {
   for (int64_t at = begin; at < end; ++at) {

@@ -19,7 +19,6 @@ void fill_generic(KernelTable& t) {
   t.trellis_prepare = generic::trellis_prepare;
   t.trellis_restore = generic::trellis_restore;
   t.linear_prologue = generic::linear_prologue;
-  t.linear_inputs = generic::linear_inputs;
   t.linear_words = generic::linear_words;
   t.linear_epilogue = generic::linear_epilogue;
   t.gemm_large_strips = generic::gemm_large_strips;

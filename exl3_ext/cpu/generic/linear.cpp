@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cpu/generic/half.h"
+#include "cpu/generic/rows.h"
 #include "exl3/codebook.h"
 
 namespace exl3::generic {
@@ -141,19 +142,6 @@ int32_t block_sum(const int16_t (*v)[16][16], int column, const int16_t* q, int3
   return static_cast<int32_t>(sum);
 }
 
-float activate(int kind, float x) {
-  switch (kind) {
-    case 0:
-      return x / (1.0f + std::exp(-x));
-    case 1:
-      return 0.5f * x * (1.0f + std::erf(x * 0.70710678f));
-    case 2:
-      return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x)));
-    default:
-      return x > 0.0f || x != x ? x : 0.0f;
-  }
-}
-
 }  // namespace
 
 void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weight, int64_t row,
@@ -165,17 +153,6 @@ void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weigh
     input_block(p, ref, row, inverse_rms, block, v);
     quantise(v, ref, w, w.q + row * p.k + block * kHadamardDim,
              w.meta + row * (p.k / kHadamardDim) + block);
-  }
-}
-
-void linear_inputs(const LinearParams& p, int weight, float* out, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    const float inverse_rms = norm_scale(p, p.x + row * p.x_stride);
-    for (int64_t block = 0; block < p.k / kHadamardDim; ++block) {
-      float* v = out + row * p.k + block * kHadamardDim;
-      input_block(p, p.w[weight], row, inverse_rms, block, v);
-      for (int i = 0; i < kHadamardDim; ++i) v[i] *= kHadamardNorm;
-    }
   }
 }
 
@@ -206,7 +183,7 @@ void linear_words(const LinearStrips& s) {
       }
       for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < 16; ++c) {
-          s.inner[(row0 + r) * s.n + 16 * strip + c] = acc[r][c] + base[r];
+          inner_at(s, strip, row0 + r)[c] = acc[r][c] + base[r];
         }
       }
     }
@@ -225,8 +202,10 @@ void linear_epilogue(const LinearParams& p, const LinearPlan& plan, int weight, 
     for (int g = 0; g < (gated ? 2 : 1); ++g) {
       const int i = gated ? g : weight;
       const LinearWeightRef& ref = p.w[i];
-      const float* inner = plan.w[i].inner + row * ref.n + first;
-      for (int c = 0; c < kHadamardDim; ++c) v[g][c] = inner[c];
+      for (int c = 0; c < kHadamardDim; ++c) {
+        const int64_t strip = (first + c) / kTileDim;
+        v[g][c] = plan.w[i].inner[(strip * p.m + row) * kTileDim + c % kTileDim];
+      }
       hadamard(v[g]);
       for (int64_t c = 0; c < columns; ++c) {
         v[g][c] *= kHadamardNorm * half_to_float(ref.svh[first + c]);
@@ -235,7 +214,8 @@ void linear_epilogue(const LinearParams& p, const LinearPlan& plan, int weight, 
     }
     float* y = p.y + row * p.y_stride + start;
     for (int64_t c = 0; c < columns; ++c) {
-      float value = gated ? activate(p.activation, v[0][c]) * v[1][c] : v[0][c];
+      float value =
+          gated ? activate(static_cast<Activation>(p.activation), v[0][c]) * v[1][c] : v[0][c];
       if (p.residual) value += p.residual[row * p.residual_stride + start + c];
       y[c] = value;
     }

@@ -4,7 +4,6 @@
 namespace exl3::generic {
 void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weight, int64_t row,
                      int64_t begin, int64_t end);
-void linear_inputs(const LinearParams& p, int weight, float* out, int64_t begin, int64_t end);
 void linear_words(const LinearStrips& s);
 void linear_epilogue(const LinearParams& p, const LinearPlan& plan, int weight, int64_t block);
 }  // namespace exl3::generic

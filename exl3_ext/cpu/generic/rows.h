@@ -7,6 +7,7 @@
 #include "exl3/sampling.h"
 
 namespace exl3::generic {
+float activate(Activation kind, float x);
 void rms_norm_rows(const RmsNormParams& p, int64_t begin, int64_t end);
 void gated_activation_span(const GatedActivationParams& p, int64_t begin, int64_t end);
 void embedding_rows(const EmbeddingParams& p, int64_t begin, int64_t end);

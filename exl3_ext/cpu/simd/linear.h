@@ -3,31 +3,13 @@
 // small beside the product (a block of inputs meets hundreds of columns).
 #pragma once
 #include "cpu/linear_plan.h"
+#include "cpu/simd/span.h"
 #include "exl3/activation.h"
 
 namespace exl3::EXL3_LEVEL {
 
 constexpr int kVectors = kHadamardDim / kLanes;
 constexpr float kTiny = 1e-30f;  // blocks below count as zero, as in the generic level
-
-// 1 / rms of a row, or 1 without a norm.
-static float norm_scale(const LinearParams& p, const float* x) {
-  if (!p.norm_weight) return 1.0f;
-  vec sum[2] = {vzero(), vzero()};
-  int64_t i = 0;
-  for (; i + 2 * kLanes <= p.in_features; i += 2 * kLanes) {
-    const vec a = vload(x + i), b = vload(x + i + kLanes);
-    sum[0] = vfma(a, a, sum[0]);
-    sum[1] = vfma(b, b, sum[1]);
-  }
-  for (; i < p.in_features; i += kLanes) {
-    const int64_t rest = p.in_features - i;
-    const vec a = vload_part(x + i, static_cast<int>(rest < kLanes ? rest : kLanes));
-    sum[0] = vfma(a, a, sum[0]);
-  }
-  const float mean = vsum(sum[0] + sum[1]) / static_cast<float>(p.in_features);
-  return 1.0f / __builtin_sqrtf(mean + p.norm_eps);
-}
 
 // Up to kLanes of `count` values, the rest zero.
 static inline vec load_some(const float* x, int64_t count) {
@@ -37,13 +19,13 @@ static inline vec load_some(const float* x, int64_t count) {
 
 // (x normed) * suh of one block; inputs past in_features are zero.
 static inline void load_block(const LinearParams& p, const float* x, const half_bits* suh,
-                              float inverse_rms, int64_t block, vec* v) {
+                              float scale_of_row, int64_t block, vec* v) {
   for (int r = 0; r < kVectors; ++r) {
     const int64_t at = block * kHadamardDim + kLanes * r, rest = p.in_features - at;
     vec value = load_some(x + at, rest);
     if (p.norm_weight) {
       const vec weight = load_some(p.norm_weight + at, rest) + vset(p.norm_offset);
-      value = value * vset(inverse_rms) * weight;
+      value = value * vset(scale_of_row) * weight;
     }
     v[r] = rest > 0 ? value * vload_half(suh + at) : vzero();
   }
@@ -52,50 +34,41 @@ static inline void load_block(const LinearParams& p, const float* x, const half_
 // Where a block's quantised activations go.
 static inline LinearTarget place_of(const LinearParams& p, const LinearWeightPlan& w, int64_t row,
                                     int64_t block) {
-  if (w.choice.kernel != LinearKernel::kTiles) {
-    return {w.choice.kernel, 0, w.q + row * p.k + block * kHadamardDim};
+  const LinearKernel kernel = w.choice.kernel;
+  if (kernel != LinearKernel::kTiles && kernel != LinearKernel::kMany) {
+    return {kernel, 0, w.q + row * p.k + block * kHadamardDim};
   }
-  // [m/16, k/16, planes, 16 rows] of 64 bytes
-  const int planes = w.choice.q_max > 127 ? 2 : 1;
-  const int64_t tile = row / 16 * (p.k / kTileDim) + block * (kHadamardDim / kTileDim);
-  return {w.choice.kernel, planes, w.q + (tile * planes * 16 + row % 16) * 32};
+  // [m/16, tiles of inputs, planes, 16 rows] of 64 bytes: 16 inputs (kTiles) or 64 (kMany)
+  const int64_t inputs = kernel == LinearKernel::kTiles ? 16 : 64;
+  const int64_t tile = row / 16 * (p.k / inputs) + block * (kHadamardDim / inputs);
+  return {kernel, w.choice.planes, w.q + (tile * w.choice.planes * 16 + row % 16) * 32};
 }
 
 static void linear_prologue(const LinearParams& p, const LinearWeightPlan& w, int weight,
                             int64_t row, int64_t begin, int64_t end) {
   const float* x = p.x + row * p.x_stride;
-  const float inverse_rms = norm_scale(p, x);
+  const float scale_of_row = p.norm_weight ? inverse_rms(x, p.in_features, p.norm_eps) : 1.0f;
   const LinearWeightRef& ref = p.w[weight];
   const float q_max = static_cast<float>(w.choice.q_max);
   const LinearScale scale = linear_scale(ref.codebook);
   for (int64_t block = begin; block < end; ++block) {
     vec v[kVectors];
-    load_block(p, x, ref.suh, inverse_rms, block, v);
+    load_block(p, x, ref.suh, scale_of_row, block, v);
     hadamard128(v);
     const float peak = peak_of(v);
     const float inverse = peak < kTiny ? 0.0f : q_max / peak;
     // A block that is not finite is all zeros with a scale that is not finite.
     const int32_t sum = quantise(v, inverse, peak <= __FLT_MAX__, place_of(p, w, row, block));
     const float unit = (peak < kTiny ? 0.0f : peak / q_max) * kHadamardNorm;
-    LinearBlockMeta& meta = w.meta[row * (p.k / kHadamardDim) + block];
-    meta.scale = unit * scale.step;
-    meta.offset = unit * scale.zero * static_cast<float>(sum);
-    meta.init = -scale.centre * sum;
-  }
-}
-
-// Rows [begin, end) of [m, k] inputs for gemm_large.
-static void linear_inputs(const LinearParams& p, int weight, float* out, int64_t begin,
-                          int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    const float* x = p.x + row * p.x_stride;
-    const float inverse_rms = norm_scale(p, x);
-    for (int64_t block = 0; block < p.k / kHadamardDim; ++block) {
-      vec v[kVectors];
-      load_block(p, x, p.w[weight].suh, inverse_rms, block, v);
-      hadamard128(v);
-      float* to = out + row * p.k + block * kHadamardDim;
-      for (int r = 0; r < kVectors; ++r) vstore(to + kLanes * r, v[r] * vset(kHadamardNorm));
+    const float offset = unit * scale.zero * static_cast<float>(sum);
+    const int64_t blocks = p.k / kHadamardDim;
+    if (w.choice.kernel == LinearKernel::kMany) {
+      auto* tiles = reinterpret_cast<LinearTileMeta*>(w.meta);
+      LinearTileMeta& tile = tiles[row / 16 * blocks + block];
+      tile.scale[row % 16] = unit * scale.step;
+      tile.offset[row % 16] = offset;
+    } else {
+      w.meta[row * blocks + block] = {unit * scale.step, offset, -scale.centre * sum};
     }
   }
 }
@@ -114,9 +87,12 @@ static inline vec activate(int kind, vec x) {
 }
 
 // 128 outputs of one weight and row, bias included; columns past `columns` are not meaningful.
-static inline void output_block(const LinearWeightRef& ref, const float* inner, int64_t first,
-                                int64_t columns, vec* v) {
-  for (int r = 0; r < kVectors; ++r) v[r] = vload(inner + kLanes * r);
+static inline void output_block(const LinearWeightRef& ref, const float* inner, int64_t m,
+                                int64_t first, int64_t columns, vec* v) {
+  for (int r = 0; r < kVectors; ++r) {
+    const int64_t column = first + kLanes * r;
+    v[r] = vload(inner + column / kTileDim * m * kTileDim + column % kTileDim);
+  }
   hadamard128(v);
   for (int r = 0; r < kVectors; ++r) {
     const int64_t at = kLanes * r;
@@ -136,9 +112,10 @@ static void linear_epilogue(const LinearParams& p, const LinearPlan& plan, int w
   const int64_t columns = ref.out_features - first;
   for (int64_t row = 0; row < p.m; ++row) {
     vec v[kVectors], up[kVectors];
-    output_block(ref, plan.w[first_weight].inner + row * ref.n + first, first, columns, v);
+    const int64_t at_row = row * kTileDim;
+    output_block(ref, plan.w[first_weight].inner + at_row, p.m, first, columns, v);
     if (gated) {
-      output_block(p.w[1], plan.w[1].inner + row * p.w[1].n + first, first, columns, up);
+      output_block(p.w[1], plan.w[1].inner + at_row, p.m, first, columns, up);
       for (int r = 0; r < kVectors; ++r) v[r] = activate(p.activation, v[r]) * up[r];
     }
     float* y = p.y + row * p.y_stride + start;

@@ -12,23 +12,6 @@
 
 namespace exl3::EXL3_LEVEL {
 
-static inline float inverse_rms(const float* x, int64_t dim, float eps) {
-  vec sum[4] = {vzero(), vzero(), vzero(), vzero()};
-  int64_t i = 0;
-  for (; i + 4 * kLanes <= dim; i += 4 * kLanes) {
-    for (int j = 0; j < 4; ++j) {
-      const vec v = vload(x + i + j * kLanes);
-      sum[j] = vfma(v, v, sum[j]);
-    }
-  }
-  each_vector(dim - i, [&](int64_t at, int n) {
-    const vec v = load_n(x + i + at, n);
-    sum[0] = vfma(v, v, sum[0]);
-  });
-  const float mean = vsum((sum[0] + sum[1]) + (sum[2] + sum[3])) / static_cast<float>(dim);
-  return 1.0f / __builtin_sqrtf(mean + eps);
-}
-
 static void rms_norm_rows(const RmsNormParams& p, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const float* x = p.x + row * p.x_stride;

@@ -21,6 +21,24 @@ static inline void store_n(float* p, vec v, int n) {
     vstore_part(p, v, n);
 }
 
+// 1 / rms of a row, the same to the bit in every op.
+static inline float inverse_rms(const float* x, int64_t dim, float eps) {
+  vec sum[4] = {vzero(), vzero(), vzero(), vzero()};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= dim; i += 4 * kLanes) {
+    for (int j = 0; j < 4; ++j) {
+      const vec v = vload(x + i + j * kLanes);
+      sum[j] = vfma(v, v, sum[j]);
+    }
+  }
+  each_vector(dim - i, [&](int64_t at, int n) {
+    const vec v = load_n(x + i + at, n);
+    sum[0] = vfma(v, v, sum[0]);
+  });
+  const float mean = vsum((sum[0] + sum[1]) + (sum[2] + sum[3])) / static_cast<float>(dim);
+  return 1.0f / __builtin_sqrtf(mean + eps);
+}
+
 // y = x * scale * (weight + offset); x may be y.
 static inline void scale_row(const float* x, float* y, int64_t dim, float scale,
                              const float* weight, float offset) {
