@@ -63,6 +63,11 @@ class Settings:
     cuda_graph: bool = _doc(
         "Capture the decode step on CUDA as one graph; 0 launches every op (for checking).", True
     )
+    cuda_tuning: bool = _doc(
+        "Measure which kernels are fastest when a model is loaded on CUDA and keep the result in "
+        "the cache folder; 0 follows the built-in rules.",
+        True,
+    )
 
     default_device: str = _doc(
         "Where models go that name no device: auto (a CUDA device if there is one) or cpu.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from pathlib import Path
 
@@ -38,3 +39,9 @@ def has_cuda() -> bool:
     import torch
 
     return (_HERE / "_cuda.so").is_file() and torch.cuda.is_available()
+
+
+@cache
+def cuda_digest() -> str:
+    """Digest of the CUDA library: kernels of another build may differ in speed."""
+    return hashlib.blake2b((_HERE / "_cuda.so").read_bytes(), digest_size=8).hexdigest()

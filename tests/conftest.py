@@ -14,6 +14,8 @@ from exl3.settings import ISA_LEVELS
 
 # Tests that mean a GPU name it.
 os.environ.setdefault("EXL3_DEFAULT_DEVICE", "cpu")  # noqa: TID251
+# And tests leave no files in the user's cache folder.
+os.environ.setdefault("EXL3_CUDA_TUNING", "0")  # noqa: TID251
 
 # A change is judged on the same random examples every time; other runs look for new ones.
 hypothesis.settings.register_profile("ci", derandomize=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, UnsupportedError
 from ..modules import Attention, Batch, Block, Embedding, Head, LoadOptions, Module, RMSNorm
+from ..settings import settings
 from ..util.memory import trim_heap
 from .adapters import Adapter, AdapterSet, Chosen, batch_adapters
 from .build import DecoderBuilder
@@ -151,6 +152,16 @@ class Model:
         self._load_seconds = seconds
         for cache in self.caches():
             cache.alloc(self._cache_devices())
+        if plan.devices[0].type == "cuda" and settings().cuda_tuning:
+            self._tune()
+
+    def _tune(self) -> None:
+        from .tune import tune_model
+
+        try:
+            tune_model(self)
+        except RuntimeError as error:  # of a card that is full, say
+            logger.warning("kernel choices were not measured, built-in rules decide: %s", error)
 
     def _cache_devices(self) -> list[torch.device]:
         """The device of each layer of a cache: that of its attention."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .model import Model
 
 DEFAULT_RESERVE_GIB = 0.5
-OVERHEAD_BYTES = 128 << 20
+OVERHEAD_BYTES = 192 << 20
 """Code of kernels and libraries and their workspaces, on every device in use."""
 _DECODED_BYTES = 256 << 20  # weights decoded at once for a product of many rows
 _HALF = 2

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -30,7 +31,7 @@ def storage_errors(path: Path, action: str = "write") -> Iterator[None]:
         raise
     except OSError as error:
         reason = error.strerror or str(error)
-        kept = "" if action in ("read", "list") else "; nothing was left half-written"
+        kept = "" if action in ("read", "list", "lock") else "; nothing was left half-written"
         raise StorageError(error.errno or 0, f"{path}: cannot {action}: {reason}{kept}") from error
 
 
@@ -112,6 +113,42 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FormatError(f"{file}: expected a JSON object, got {type(value).__name__}")
     return value
+
+
+@contextmanager
+def file_lock(path: str | os.PathLike[str], timeout_s: float) -> Iterator[bool]:
+    """Hold a lock that at most one process has; it goes with the process. The file `path` stays.
+
+    Yields:
+        Whether it was had in time. True also where the system has no such locks.
+    Raises:
+        StorageError: the file cannot be made.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield True
+        return
+    target = Path(path)
+    with storage_errors(target, "lock"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(target, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield _locked(handle, fcntl, timeout_s)
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int, fcntl: Any, timeout_s: float) -> bool:
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
 
 
 def _cache_file(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Path:

@@ -60,6 +60,12 @@ STABLE_TORCH_LIBRARY(exl3, m) {
       "Tensor mask) -> ()");
   m.def("advise_huge_pages(Tensor x) -> ()");
   m.def("linear_select(int isa, int codebook, int bits, int m) -> (int, int)");
+  m.def("linear_routes(int device, int m, int[] problem) -> int[]");
+  m.def(
+      "set_linear_route(int device, int[] problem, int first_rows, int last_rows, int path, "
+      "int cluster) -> ()");
+  m.def("clear_linear_routes() -> ()");
+  m.def("cuda_driver() -> int");
   m.def(
       "linear(Tensor x, Tensor[] planes, Tensor[] suh, Tensor[] svh, Tensor?[] bias, "
       "int[] codebooks, int[] out_features, Tensor? norm_weight, float norm_eps, "

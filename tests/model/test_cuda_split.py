@@ -38,7 +38,7 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.fixture(params=["one device", "all devices"])
+@pytest.fixture(params=["one device", pytest.param("all devices", marks=pytest.mark.multi_gpu)])
 def devices(request: pytest.FixtureRequest, device: torch.device) -> list[torch.device]:
     """Three parts on one device, or a part on each of several."""
     if request.param == "one device":
@@ -56,7 +56,6 @@ def expected(device: torch.device) -> Model:
 
 
 @pytest.mark.cuda
-@pytest.mark.multi_gpu
 def test_equal_to_one_device(
     devices: list[torch.device], expected: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +72,6 @@ def test_equal_to_one_device(
 
 
 @pytest.mark.cuda
-@pytest.mark.multi_gpu
 def test_a_plain_head_on_a_device_of_its_own(devices: list[torch.device], expected: Model) -> None:
     found = []
     for model in (expected, load_split(new_model(), [devices[0]] * 4 + [devices[-1]])):
@@ -86,7 +84,6 @@ def test_a_plain_head_on_a_device_of_its_own(devices: list[torch.device], expect
 
 
 @pytest.mark.cuda
-@pytest.mark.multi_gpu
 def test_adapters_and_pages(devices: list[torch.device], expected: Model, tmp_path: Any) -> None:
     split = load_split(new_model(), devices)
     found = []
@@ -108,7 +105,6 @@ def test_adapters_and_pages(devices: list[torch.device], expected: Model, tmp_pa
 
 
 @pytest.mark.cuda
-@pytest.mark.multi_gpu
 def test_unload_returns_the_memory_of_every_device(devices: list[torch.device]) -> None:
     counts = []
     for _ in range(3):

@@ -9,6 +9,7 @@
 #include "bind/linear_params.h"
 #include "exl3/gemv.h"
 #include "exl3/linear_cuda.h"
+#include "exl3/linear_route.h"
 #include "exl3/trellis.h"
 
 namespace exl3::bind {
@@ -167,10 +168,12 @@ constexpr int64_t kMostSmallRows = 32;
 // The small-batch kernel for the whole group; false if it has no instance for it.
 bool run_small(const char* op, const CudaLaunch& launch, const Tensor& x,
                const LinearCudaParams& p) {
-  if (p.m > kMostSmallRows) return false;
+  const LinearRoute route = linear_route(x.get_device_index(), p);
+  if (route.path == LinearPath::kDecoded) return false;
+  if (route.path == LinearPath::kBuiltIn && p.m > kMostSmallRows) return false;
   GemvParams gemv{};
   static_cast<LinearCudaParams&>(gemv) = p;
-  gemv.config = gemv_select(p, gemv_device());
+  gemv.config = gemv_select(p, gemv_device(), route.cluster);
   if (gemv.config.rows == 0) return false;
   const Tensor workspace =
       torch::stable::new_empty(x, {gemv_workspace_bytes(p, gemv.config)}, ScalarType::Byte);
@@ -194,6 +197,7 @@ LinearCudaParams single(const LinearCudaParams& p, int i, const Rows& residual, 
 bool run_mixed(const char* op, const CudaLaunch& launch, const Tensor& x,
                const LinearCudaParams& p) {
   if (p.m > kMostSmallRows) return false;
+  if (linear_route(x.get_device_index(), p).path == LinearPath::kDecoded) return false;
   if (p.activation >= 0) {
     const int64_t out = p.w[0].out_features;
     const Tensor both = torch::stable::new_empty(x, {p.m, 2 * out}, ScalarType::Float);
