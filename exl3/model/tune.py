@@ -178,13 +178,14 @@ def tune_model(model: Model, budget_s: float = LOAD_SECONDS) -> int:
     Returns:
         How many choices are left for the next time.
     """
-    from ..ops.graph import GraphTimer
-
     parts = {segment.part: segment.device for segment in model.segments}
-    left = 0
-    for part, device in parts.items():
-        timer = GraphTimer(device)
-        tunables = linear_tunables(model, part, timer)
-        left += tune(machine_of(device), tunables, budget_s / len(parts))
+    left = sum(_tune_part(model, part, parts[part], budget_s / len(parts)) for part in parts)
     torch.cuda.empty_cache()
     return left
+
+
+def _tune_part(model: Model, part: int, device: torch.device, budget_s: float) -> int:
+    from ..ops.graph import GraphTimer
+
+    tunables = linear_tunables(model, part, GraphTimer(device))
+    return tune(machine_of(device), tunables, budget_s)
