@@ -6,7 +6,8 @@ in; what a device offers is its free memory less what must stay free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -52,29 +53,44 @@ def gib_of(values: PerDevice, index: int, *, missing: float, name: str) -> float
         ) from error
 
 
-def usable_bytes(
-    free: Sequence[int], held: Sequence[int], reserve: PerDevice, use: PerDevice
-) -> list[int]:
-    """Bytes that a model may take on each device; 0 where a device is excluded.
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a load may take of each device.
 
-    Args:
-        free: free bytes by index.
-        held: bytes that this process has in use there.
-        reserve: GiB to leave free: a number, or a list in which a missing entry is 0.5 and a
-            negative one excludes the device.
-        use: GiB that this process may use in all: a number, or a list in which 0 or a missing
-            entry excludes the device. At most one of the two is given; neither: 0.5 GiB stay free
-            on each.
+    `reserve`: GiB to leave free: a number, or a list in which a missing entry is 0.5 and a negative
+    one excludes the device. `use`: GiB that this process may use in all: a number, or a list in
+    which 0 or a missing entry excludes the device. At most one of the two is given; neither: 0.5
+    GiB stay free on each.
     """
-    result = []
-    for index, n_bytes in enumerate(free):
-        if use is not None:
-            wanted = gib_of(use, index, missing=0.0, name="use_per_device")
-            result.append(max(min(n_bytes, int(wanted * GIB) - held[index]), 0))
-            continue
-        left = gib_of(reserve, index, missing=DEFAULT_RESERVE_GIB, name="reserve_per_device")
-        result.append(max(n_bytes - int(left * GIB), 0) if left >= 0 else 0)
-    return result
+
+    reserve: PerDevice = None
+    use: PerDevice = None
+
+    def excludes(self, index: int) -> bool:
+        """Whether a device is left alone.
+
+        Raises:
+            ConfigError: sizes that are not numbers.
+        """
+        return self._use(index) <= 0 if self.use is not None else self._reserve(index) < 0
+
+    def usable(self, index: int, *, free: int, held: int) -> int:
+        """Bytes that a model may take.
+
+        Args:
+            free: bytes that are free.
+            held: bytes that this process has in use there.
+        """
+        if self.use is not None:
+            return max(min(free, int(self._use(index) * GIB) - held), 0)
+        return max(free - int(self._reserve(index) * GIB), 0)
+
+    def _use(self, index: int) -> float:
+        return gib_of(self.use, index, missing=0.0, name="use_per_device")
+
+    def _reserve(self, index: int) -> float:
+        missing = DEFAULT_RESERVE_GIB
+        return gib_of(self.reserve, index, missing=missing, name="reserve_per_device")
 
 
 def loaded_bytes(part: Module, stc: TensorSource) -> int:
@@ -166,13 +182,16 @@ def make_plan(model: Model, arguments: LoadArguments) -> Plan:
     return place(units, [Room(target, free, free)], OVERHEAD_BYTES, in_order=False)
 
 
-def device_rooms(arguments: LoadArguments) -> list[Room]:
-    """What the CUDA devices offer."""
-    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    free = [free_bytes(device) for device in devices]
-    held = [held_bytes(device) for device in devices]
-    usable = usable_bytes(free, held, arguments.reserve_per_device, arguments.use_per_device)
-    return [Room(*room) for room in zip(devices, usable, free, strict=True)]
+def device_rooms(arguments: LoadArguments) -> Iterator[Room]:
+    """What the CUDA devices offer, one after another: to ask a device takes half a GiB of it, so
+    those that are excluded or not needed are not asked."""
+    limits = Limits(arguments.reserve_per_device, arguments.use_per_device)
+    for index in range(torch.cuda.device_count()):
+        if not limits.excludes(index):
+            device = torch.device("cuda", index)
+            free = free_bytes(device)
+            usable = limits.usable(index, free=free, held=held_bytes(device))
+            yield Room(device, usable, free)
 
 
 def out_of_memory(plan: Plan, device: torch.device) -> OutOfMemory:

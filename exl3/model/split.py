@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,8 +89,9 @@ def whole(units: Sequence[Unit], device: torch.device, overhead: int = 0) -> Pla
     return Plan((Part(device, tuple(units), overhead),))
 
 
-def fill(units: Sequence[Unit], rooms: Sequence[Room], overhead: int) -> Plan:
-    """Fill the rooms one after another; what does not fit goes to the next.
+def fill(units: Sequence[Unit], rooms: Iterable[Room], overhead: int) -> Plan:
+    """Fill the rooms one after another; what does not fit goes to the next. Rooms that are not
+    needed are not asked for.
 
     Args:
         overhead: bytes that every device in use takes besides.
@@ -98,8 +99,10 @@ def fill(units: Sequence[Unit], rooms: Sequence[Room], overhead: int) -> Plan:
         OutOfMemory: something is left over; says what each device has and holds.
     """
     parts: list[Part] = []
+    seen: list[Room] = []
     start = 0
     for room in rooms:
+        seen.append(room)
         end = start
         while end < len(units):
             if Part(room.device, tuple(units[start : end + 1]), overhead).needed > room.usable:
@@ -108,23 +111,27 @@ def fill(units: Sequence[Unit], rooms: Sequence[Room], overhead: int) -> Plan:
         if end > start:
             parts.append(Part(room.device, tuple(units[start:end]), overhead))
             start = end
-    if start < len(units):
-        raise _no_room(units, rooms, parts, overhead)
-    return Plan(tuple(parts))
+        if start == len(units):
+            return Plan(tuple(parts))
+    raise _no_room(units, seen, parts, overhead)
 
 
-def place(units: Sequence[Unit], rooms: Sequence[Room], overhead: int, *, in_order: bool) -> Plan:
+def place(units: Sequence[Unit], rooms: Iterable[Room], overhead: int, *, in_order: bool) -> Plan:
     """The first room that takes everything, since a model runs fastest on one device; if there is
     none, or `in_order`, `fill`.
 
     Raises:
         OutOfMemory: see `fill`.
     """
-    for room in () if in_order else rooms:
+    if in_order:
+        return fill(units, rooms, overhead)
+    seen = []
+    for room in rooms:
+        seen.append(room)
         plan = whole(units, room.device, overhead)
         if plan.parts[0].needed <= room.usable:
             return plan
-    return fill(units, rooms, overhead)
+    return fill(units, seen, overhead)
 
 
 def _no_room(
@@ -133,7 +140,7 @@ def _no_room(
     """What is needed in all, what each device offers and holds, and what is left over."""
     held = {part.device: part for part in parts}
     placed = sum(len(part.units) for part in parts)
-    needed = Part(rooms[0].device, tuple(units), overhead).needed if rooms else 0
+    needed = Part(torch.device("cpu"), tuple(units), overhead).needed
     listed = "; ".join(
         f"{room.device} {gib(room.usable)} of {gib(room.free)} free"
         + (f", takes {held[room.device].text().partition(': ')[2]}" if room.device in held else "")

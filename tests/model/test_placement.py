@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from exl3 import Cache, Config, Model
 from exl3.errors import ConfigError, OutOfMemory
 from exl3.model import placement
 from exl3.model.load_options import LoadArguments
-from exl3.model.placement import make_plan, units_of, usable_bytes
+from exl3.model.placement import Limits, make_plan, units_of
 from exl3.model.split import GIB, whole
 from exl3.settings import settings
 
@@ -25,20 +26,31 @@ def model() -> Model:
     return Model.from_config(Config.from_directory(str(GOLDEN / "tiny_llama_exl3")))
 
 
+def usable(limits: Limits, held: Sequence[int] = (0, 0, 0)) -> list[int | None]:
+    """Of three devices, the second twice as large; None: left alone."""
+    return [
+        None if limits.excludes(i) else limits.usable(i, free=free, held=held[i])
+        for i, free in enumerate([GPU, 2 * GPU, GPU])
+    ]
+
+
 def test_usable_bytes() -> None:
-    free, held = [GPU, 2 * GPU, GPU], [0, 0, 0]
-    assert usable_bytes(free, held, None, None) == [f - GIB // 2 for f in free]
-    assert usable_bytes(free, held, 2, None) == [GPU - 2 * GIB, 2 * GPU - 2 * GIB, GPU - 2 * GIB]
-    assert usable_bytes(free, held, [1.0, -1], None) == [GPU - GIB, 0, GPU - GIB // 2]
-    assert usable_bytes(free, held, [100], None)[0] == 0
-    assert usable_bytes(free, held, None, 1.5) == [3 * GIB // 2] * 3
-    assert usable_bytes(free, held, None, [1, 0]) == [GIB, 0, 0]
-    assert usable_bytes(free, held, None, [100])[0] == GPU
+    half = GIB // 2
+    assert usable(Limits()) == [GPU - half, 2 * GPU - half, GPU - half]
+    assert usable(Limits(2)) == [GPU - 2 * GIB, 2 * GPU - 2 * GIB, GPU - 2 * GIB]
+    assert usable(Limits([1.0, -1])) == [GPU - GIB, None, GPU - half]
+    assert usable(Limits([100, 0], None))[:2] == [0, 2 * GPU]
+    assert usable(Limits(use=1.5)) == [3 * half] * 3
+    assert usable(Limits(use=[1, 0])) == [GIB, None, None]
+    assert usable(Limits(use=[100])) == [GPU, None, None]
     # What this process may use includes what it has: a draft model, say.
-    assert usable_bytes(free, [GIB, 3 * GIB, 0], None, 2) == [GIB, 0, 2 * GIB]
-    for bad in ("much", ["much"], {}):
+    assert usable(Limits(use=2), [GIB, 3 * GIB, 0]) == [GIB, 0, 2 * GIB]
+    bad_values: tuple[Any, ...] = ("much", ["much"], {})
+    for bad in bad_values:
         with pytest.raises(ConfigError, match="reserve_per_device"):
-            usable_bytes(free, held, bad, None)  # type: ignore[arg-type]
+            usable(Limits(bad))
+        with pytest.raises(ConfigError, match="use_per_device"):
+            usable(Limits(use=bad))
 
 
 def test_needs_grow_with_weights_cache_and_passes(model: Model) -> None:
@@ -64,12 +76,37 @@ def test_automatic_choice(
     assert make_plan(model, LoadArguments()).devices == [torch.device("cuda", 1)]
     plan = make_plan(model, LoadArguments(use_per_device=[0.2, 1]))
     assert plan.devices == [torch.device("cuda", 1)]
-    with pytest.raises(OutOfMemory, match=r"cuda:1 0\.00 GiB of 8\.00 GiB free"):
+    with pytest.raises(OutOfMemory, match=r"usable are: cuda:0 0\.50 GiB of 0\.50 GiB free"):
         make_plan(model, LoadArguments(reserve_per_device=[0, -1]))
+    with pytest.raises(OutOfMemory, match="usable are: no device"):
+        make_plan(model, LoadArguments(use_per_device=[]))
     monkeypatch.setattr(
         placement, "settings", lambda: type(settings())(default_device="cpu"), raising=True
     )
     assert make_plan(model, LoadArguments()).devices == [torch.device("cpu")]
+
+
+def test_devices_that_are_not_needed_are_not_asked(
+    model: Model, made_up_devices: MadeUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The question alone takes memory there, for a context."""
+    asked: list[int] = []
+
+    def free_bytes(device: torch.device) -> int:
+        asked.append(device.index)
+        return GPU
+
+    def asks(**arguments: Any) -> list[int]:
+        asked.clear()
+        make_plan(model, LoadArguments(**arguments))
+        return asked
+
+    made_up_devices([GPU] * 4)
+    monkeypatch.setattr(placement, "free_bytes", free_bytes)
+    assert asks() == [0]
+    assert asks(reserve_per_device=[-1, 9, 0]) == [1, 2]
+    assert asks(use_per_device=[0, 5, 5, 5]) == [1]
+    assert asks(device="cuda:2") == [2]
 
 
 def test_a_device_that_runs_full_meanwhile(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

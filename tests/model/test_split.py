@@ -290,7 +290,7 @@ def test_the_plan_that_a_load_makes(
     rest = least + needs[-1].working - needs[0].working + sum(u.resident for u in needs[3:])
     made_up_devices([three, rest, 4 * GIB])
     kept = make_plan(model, LoadArguments(reserve_per_device=[0, 0, -1]))
-    with pytest.raises(OutOfMemory, match=r"cuda:2 0\.00 GiB of 4\.00 GiB free"):
+    with pytest.raises(OutOfMemory, match=r"usable are: cuda:0 0\.\d\d GiB[^;]*No device"):
         make_plan(model, LoadArguments(reserve_per_device=[0, -1, -1]))
     assert [index for index, _ in sizes(kept)] == [0, 1]
     assert cache.get_all_tensors() == [] and not any(module.loaded for module in model.modules)

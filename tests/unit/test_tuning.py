@@ -68,9 +68,21 @@ def test_a_slow_start_is_not_held_against_the_built_in_way() -> None:
     class Waking(Fake):
         def seconds(self, values: Values) -> float:
             slow = not self.measured
-            return super().seconds(values) + (9e-6 if slow else 0)
+            return super().seconds(values) + (2e-6 if slow else 0)
 
     assert measure([Waking("a", {**TIMES, "small": 11e-6})], 1.0)["a"].values == {}
+
+
+def test_what_other_work_disturbs_is_not_kept() -> None:
+    class Busy(Fake):
+        def seconds(self, values: Values) -> float:
+            busy = len(self.measured) % 4 < 2  # the other work ends in the middle
+            return super().seconds(values) * (3 if busy else 1)
+
+    disturbed, quiet = Busy("a", TIMES), Fake("b", TIMES)
+    assert list(measure([disturbed, quiet], 1.0)) == ["b"]
+    assert len(disturbed.measured) == 8  # a second chance
+    assert tune(MACHINE, [disturbed]) == 1 and not disturbed.taken
 
 
 def test_measuring_ends_with_the_time() -> None:
