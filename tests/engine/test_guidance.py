@@ -117,6 +117,28 @@ def test_prompts_share_their_start(make) -> None:
     assert generator.pagetable.num_free == 8
 
 
+def test_pages_of_one_are_not_given_up_for_the_other(make) -> None:
+    """The oldest pages are those that the negative prompt is about to use."""
+    generator = make(5)
+    for ids in (prompt(513, 3), prompt(300, 1)):
+        run(generator, Job(torch.tensor([ids]), 5, sampler=ArgmaxSampler()))
+    item = pair(prompt(300), prompt(513, 3), 2)
+    events = run(generator, item)[item]
+    assert item.cached_pages == 2
+    expect(generator.model, events, prompt(300), prompt(513, 3), 2)
+
+
+def test_a_page_for_both_is_counted_once(make) -> None:
+    generator = make(4)
+    run(generator, Job(torch.tensor([prompt(300)]), 5, sampler=ArgmaxSampler()))
+    filler = Job(torch.tensor([prompt(20, 1)]), 50, sampler=ArgmaxSampler())
+    item = pair(prompt(300), prompt(300), 2)
+    generator.enqueue([filler, item])
+    generator.iterate()
+    generator.check_integrity()
+    assert generator.num_active_jobs() == 2 and generator.pagetable.num_free == 0
+
+
 def refuse(match: str, *args, kind: type = ConfigError, **kwargs) -> None:
     with pytest.raises(kind, match=match):
         Job(*args, **kwargs)
@@ -285,11 +307,30 @@ def test_drafts_are_checked_on_both(make, kind: str) -> None:
     expect(model, events, positive, negative, 1.2, 40, sampler, seed=1)
     assert events[-1]["accepted_draft_tokens"] > 3 and events[-1]["rejected_draft_tokens"] > 0
     assert max(rows for rows, _ in model.forwards) == 8
-    if kind == "model":  # another job continues from pages that the negative prompt has filled
-        text_of_it = item.sequences[1].input_ids.numpy().tolist()
-        other = Job(torch.tensor([text_of_it * 2]), 20, sampler=sampler, seed=3)
-        got = run(generator, other)[other]
-        assert tokens(got) == run_alone(model, text_of_it * 2, 20, sampler=sampler, seed=3)[0]
+
+
+def test_negative_prompts_are_in_the_draft_cache(make) -> None:
+    """What they have filled serves others, and is not run again."""
+    model = FakeModel(letters=b"ab", spread=3.0)
+    options = drafting(model, 8, "model")
+    generator = make(8, model, **options)
+    run(generator, pair(prompt(20), prompt(700, 3), 1.2, max_new_tokens=100))
+    before = len(options["draft_model"].forwards)
+    other = pair(prompt(30), prompt(700, 3), 1.2)
+    expect(model, run(generator, other)[other], prompt(30), prompt(700, 3), 1.2)
+    told = options["draft_model"].forwards[before:]
+    assert other.cached_pages == 2 and max(count for _, count in told) < 256
+    plain = Job(torch.tensor([prompt(700, 3)]), 20, sampler=ArgmaxSampler())
+    got = run(generator, plain)[plain]
+    assert tokens(got) == run_alone(model, prompt(700, 3), 20, sampler=ArgmaxSampler())[0]
+
+
+def test_a_pass_has_rows_for_both(make) -> None:
+    model = FakeModel(letters=b"ab", spread=3.0)
+    generator = make(16, model, **drafting(model, 16, "model", num_draft_tokens=16))
+    jobs = [pair(prompt(20, i), prompt(30, i), 1.2, max_new_tokens=40) for i in range(3)]
+    run(generator, *jobs)
+    assert max(rows for rows, _ in model.forwards) == 16
 
 
 class Holes(FakeModel):
