@@ -77,6 +77,7 @@ class Target:
 
         Raises:
             RuntimeError: the conversion failed, and has printed why, or was interrupted.
+            SystemExit: it was refused, and has printed why.
         """
         from exl3.conversion.convert_model import run
 
@@ -89,6 +90,8 @@ class Target:
         if started.is_file():
             arguments.append("-r" if self._is_same_job(started) else "--restart")
         if status := run(arguments):
+            if not started.is_file():  # refused before it began: there is nothing to go on with
+                raise SystemExit(status)
             what = "was interrupted" if status == INTERRUPTED else "failed"
             raise RuntimeError(
                 f"the conversion {what}; the same command goes on with it. To start anew, delete "

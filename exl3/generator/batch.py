@@ -23,6 +23,7 @@ class Runner:
         self.cache = cache
         self.table = table
         self.chunk = max(PAGE_SIZE, max_chunk_size // PAGE_SIZE * PAGE_SIZE)
+        self.room = 0  # prompt tokens that this step may still compute
         self.prefill_tokens = 0  # computed so far
         self._jobs: list[Job] = []  # of the last decode step
         self._tables: list[Tensor] = []
@@ -30,8 +31,8 @@ class Runner:
         self._ids = self._lengths = torch.zeros(0)
 
     def prefill(self, job: Job) -> bool:
-        """Ingest one chunk of a job's prompt, or of its negative prompt; False if there was nothing
-        to do."""
+        """Ingest what there is room for of a job's prompt, then of its negative one; False if
+        nothing was done. One at a time: a draft model must follow before they share a page."""
         return any(self._ingest(job, s) for s in job.sequences if not s.is_ingested)
 
     def _ingest(self, job: Job, sequence: Sequence) -> bool:
@@ -45,8 +46,10 @@ class Runner:
         start = sequence.stored
         if start >= last or sequence.waiting:
             return adopted > 0
-        chunk = self.chunk if report is None else PAGE_SIZE  # logits are large
-        end = min(last, (start + chunk) // PAGE_SIZE * PAGE_SIZE)
+        room = self.room if report is None else min(self.room, PAGE_SIZE)  # logits are large
+        end = last if last - start <= room else (start + room) // PAGE_SIZE * PAGE_SIZE
+        if end <= start:
+            return adopted > 0
         params = self._common(sequence.block_table.unsqueeze(0), job)
         params["cache_seqlens"] = torch.tensor([start], dtype=torch.int32)
         ids = sequence.input_ids.torch()[:, start:end].clone()
@@ -56,6 +59,7 @@ class Runner:
             report.add(self.model.forward(ids, params)[0], start)
         sequence.store(self.table, end, final)
         self.prefill_tokens += end - start
+        self.room -= end - start
         return True
 
     def decode(self, jobs: list[Job], drafts: list[list[int]]) -> Tensor:

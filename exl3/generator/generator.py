@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ logger = logging.getLogger(__name__)
 class Generator(Watched):
     """Continuous batching over a paged cache.
 
-    `iterate` does one step: starts jobs, ingests one prompt chunk of each new one and draws one
-    token for all others, or several where a draft was right.
+    `iterate` does one step: starts jobs, ingests prompts, `max_chunk_size` tokens of all new ones
+    together, and draws one token for all others, or several where a draft was right.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Generator(Watched):
         self._runner = Runner(model, cache, self.pagetable, max_chunk_size)
         self._check_prompt = PromptCheck(model, tokenizer)
         self._next_serial = 0
+        self._turns = count()  # of jobs whose prompts are ingested
         self._kept: list[Event] = []  # for the next call of `iterate`
 
     def _take_pages(self, pairs: list[tuple[Any, Any]], sizes: TierSizes) -> None:
@@ -250,10 +252,9 @@ class Generator(Watched):
         for job in self._scheduler.start(self._try_start):
             events.append(job.started())
         for job in self.active_jobs:
-            if job.state is JobState.PREFILL:
-                self._prefill(job, events)
-            elif job.state is JobState.DECODE and job.options.max_new_tokens == 0:
+            if job.state is JobState.DECODE and job.options.max_new_tokens == 0:
                 self._end(job, job.end_early("max_new_tokens"), events)
+        self._ingest(events)
         self._decode(events)
         self._preempt(events)
         tiers = self.pagetable.tiers
@@ -292,9 +293,25 @@ class Generator(Watched):
         started = job.try_start(self.pagetable)
         if started and first:
             self._metrics.waited(waited)
-        if started and self._speculation is not None:
-            self._speculation.drafter.start(job)
+        if started:
+            job.turn = next(self._turns)
+            if self._speculation is not None:
+                self._speculation.drafter.start(job)
         return started
+
+    def _ingest(self, events: list[Event]) -> None:
+        """Ingest prompts, those first whose turn is the longest ago: one chunk in all, so that the
+        others get their next token soon."""
+        runner = self._runner
+        runner.room = runner.chunk
+        jobs = [job for job in self._scheduler.active if job.state is JobState.PREFILL]
+        for job in sorted(jobs, key=lambda job: job.turn):
+            before = runner.room
+            if not before:
+                return
+            self._prefill(job, events)
+            if runner.room < before:
+                job.turn = next(self._turns)
 
     def _prefill(self, job: Job, events: list[Event]) -> None:
         job.timing.to("prefill")

@@ -161,6 +161,7 @@ class Job:
         self.draft_length: Any = None
         self.draft_state: Any = None
         self.tried_at = -1  # version of the page table when pages were last asked for in vain
+        self.turn = 0  # among jobs that ingest their prompts: the lowest goes first
         self._most_tokens = 0  # new tokens that the cache has room for
         self.first_round = True
         self.requeued = False
