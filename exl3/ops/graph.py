@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -100,6 +101,10 @@ class CudaGraph(Generic[T]):
         self._graph.replay()
         return self.result
 
+    def pool(self) -> Any:
+        """Handle of the memory that it was captured with; no longer valid than some such graph."""
+        return self._graph.pool()
+
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
@@ -107,11 +112,9 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @cache
-def _memory_pool(device: torch.device) -> Any:
-    """Kept for good: a pool that only graphs hold is gone with the last of them, and its handle
-    cannot be used again."""
-    with torch.cuda.device(device):
-        return torch.cuda.MemPool()
+def _captured(device: torch.device) -> WeakSet[CudaGraph[Any]]:
+    """The graphs of a device that are in use. They share memory, which goes with the last."""
+    return WeakSet()
 
 
 def capture(function: Callable[[], T], device: torch.device) -> CudaGraph[T]:
@@ -123,15 +126,19 @@ def capture(function: Callable[[], T], device: torch.device) -> CudaGraph[T]:
     """
     ops()
     stream = _capture_stream(device)
+    other = next(iter(_captured(device)), None)  # whose memory is shared: it must live till the end
     with torch.cuda.device(device):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             function()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=_memory_pool(device).id, stream=stream):
+        pool = None if other is None else other.pool()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
             result = function()
-    return CudaGraph(graph, result)
+    captured = CudaGraph(graph, result)
+    _captured(device).add(captured)
+    return captured
 
 
 class GraphTimer:

@@ -34,6 +34,16 @@ def use(model: Model, extra: dict[str, Any] | None = None, **layer: Any) -> list
     return [logits.cpu() for logits in found]
 
 
+def use_many(model: Model) -> None:
+    """Captured steps whose memory is worth giving back: weights are decoded for so many rows."""
+    cache = Cache(model, 256 * 200)
+    params = {"attn_mode": "flash_attn", "cache": cache, "batch_shape": (200, 256)}
+    for past in range(2):
+        model.forward(random_ids(200, 1, 512), {**params, "past_len": past})
+    assert model._graphs._steps[cache]
+    cache.detach_from_model()
+
+
 def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -110,12 +120,22 @@ def test_unload_returns_the_memory_of_every_device(devices: list[torch.device]) 
     for _ in range(3):
         model = load_split(new_model(), devices)
         use(model)
+        use_many(model)
         assert all(torch.cuda.memory_allocated(device) for device in devices)
         model.unload()
         del model
         gc.collect()
-        counts.append([torch.cuda.memory_allocated(device) for device in devices])
+        torch.cuda.empty_cache()
+        counts.append(
+            [
+                (torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+                for device in devices
+            ]
+        )
     assert counts[1] == counts[2]
+    # The memory of captured steps is gone, too.
+    pools = [tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()]
+    assert set(pools) <= {(0, 0)}
 
 
 @pytest.mark.cuda
