@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ SAMPLERS = [
 ]
 
 
-def tokens(device: torch.device, **options: Any) -> list[list[int]]:
+def tokens(
+    device: torch.device, negative: Sequence[torch.Tensor] = (), **options: Any
+) -> list[list[int]]:
     """New tokens of four jobs with four samplers that run side by side."""
     model = Model.from_config(Config.from_directory(str(GOLDEN / "tiny_llama_exl3")))
     model.load(device=str(device))
@@ -33,7 +36,10 @@ def tokens(device: torch.device, **options: Any) -> list[list[int]]:
     generator = Generator(model, cache, FakeTokenizer())
     jobs = [
         Job(
-            torch.randint(260, (1, 20 + i), generator=torch.Generator().manual_seed(i)),
+            [
+                torch.randint(260, (1, 20 + i), generator=torch.Generator().manual_seed(i)),
+                *negative,
+            ],
             max_new_tokens=24,
             sampler=sampler,
             seed=i,
@@ -52,8 +58,12 @@ def tokens(device: torch.device, **options: Any) -> list[list[int]]:
     return list(ids.values())
 
 
+GUIDED = {"negative": [torch.tensor([[5, 9, 7]])], "cfg_scale": 1.5}
+
+
+@pytest.mark.parametrize("guidance", [{}, GUIDED], ids=["plain", "guided"])
 def test_device_draws_what_the_host_draws(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, guidance: dict[str, Any]
 ) -> None:
     drawn: list[int | None] = []
     inner = drawing._on_device
@@ -64,9 +74,9 @@ def test_device_draws_what_the_host_draws(
         return result
 
     monkeypatch.setattr(drawing, "_on_device", note)
-    there = tokens(device)
+    there = tokens(device, **guidance)
     assert len(drawn) == 4 * 24 and None not in drawn
     assert all(len(ids) == 24 for ids in there) and there[0] != there[1]
-    assert tokens(device, return_top_tokens=3, return_probs=True) == there
+    assert tokens(device, return_top_tokens=3, return_probs=True, **guidance) == there
     monkeypatch.setattr(drawing, "_on_device", lambda plans, logits: [None] * len(logits.raw))
-    assert tokens(device) == there
+    assert tokens(device, **guidance) == there

@@ -93,7 +93,7 @@ def test_without_the_compiled_library(example, capsys, monkeypatch) -> None:
 
 def test_chat_one_prompt(example, capsys, tmp_path: Path) -> None:
     saved = tmp_path / "answer.txt"
-    assert chat(example, "-prompt", "Hello", "-tps", "-save", str(saved)) == 0
+    assert chat(example, "-prompt", "Hello", "-tps", "-temp", "0", "-save", str(saved)) == 0
     out = capsys.readouterr().out
     assert saved.read_text(encoding="utf-8").strip()[:4] in out and "tokens/s" in out
     assert chat(example, "-prompt", "a " * 3000) == 1

@@ -72,13 +72,18 @@ def compare(
 
     Batches of other sizes round differently, so that tokens of almost equal logits may swap. Each
     token is therefore also judged by the logits of one pass over the whole text, without a cache:
-    `worst_gap` is the most by which a drawn token fell short of the best.
+    `worst_gap` is the most by which a drawn token fell short of the best, divided by what guidance
+    multiplies rounding with.
     """
     generator = Generator(model, cache, tokenizer)
     equal, gaps = 0, [0.0]
     for done in sample:
-        ids = torch.tensor([done.prompt])
-        job = Job(ids, max_new_tokens=max(1, len(done.tokens)), sampler=ArgmaxSampler())
+        job = Job(
+            [torch.tensor([text]) for text in done.prompts],
+            cfg_scale=done.scale,
+            max_new_tokens=max(1, len(done.tokens)),
+            sampler=ArgmaxSampler(),
+        )
         alone: list[int] = []
         generator.enqueue(job)
         while generator.num_remaining_jobs():
@@ -86,9 +91,14 @@ def compare(
                 alone += event["token_ids"][0].tolist() if "token_ids" in event else []
         equal += alone[: len(done.tokens)] == done.tokens
         if done.tokens:
-            whole = torch.tensor([done.prompt + done.tokens])
             params = {"last_tokens_only": len(done.tokens) + 1}
-            logits = model.forward(whole, params)[0, :-1, : tokenizer.actual_vocab_size]
+            rows = [
+                model.forward(torch.tensor([text + done.tokens]), params)[0, :-1]
+                for text in done.prompts
+            ]
+            logits = rows[-1] + done.scale * (rows[0] - rows[-1])
+            logits = logits[:, : tokenizer.actual_vocab_size]
             drawn = logits.gather(1, torch.tensor(done.tokens)[:, None])[:, 0]
-            gaps.append(float((logits.max(1).values - drawn).max()))
+            gap = float((logits.max(1).values - drawn).max())
+            gaps.append(gap / (done.scale + abs(done.scale - 1)))
     return {"compared": len(sample), "equal": equal, "worst_gap": max(gaps)}

@@ -18,9 +18,10 @@ ENDS_WITHIN_S = 240.0  # a job that is not over by then counts as lost
 
 @dataclass(slots=True)
 class Finished:
-    """A greedy request that ran to its end."""
+    """A greedy request that ran to its end; guided if it has two prompts."""
 
-    prompt: list[int]
+    prompts: list[list[int]]
+    scale: float
     tokens: list[int]
 
 
@@ -80,6 +81,7 @@ def _arguments(rng: random.Random) -> dict[str, Any]:
         "stop_conditions": rng.choice(([], [], ["\n\n"], [".", "\n"])),
         "max_skips": rng.choice((4, 4, 0)),
         "return_probs": rng.random() < 0.1,
+        "cfg_scale": rng.choice((*[1.0] * 7, 1.5)),
     }
 
 
@@ -90,12 +92,14 @@ async def client(
     rng = random.Random(seed)
     loop = asyncio.get_running_loop()
     while loop.time() < until:
-        prompt, arguments = prompts.next(rng), _arguments(rng)
+        arguments = _arguments(rng)
+        texts = [prompts.next(rng) for _ in range(1 if arguments["cfg_scale"] == 1 else 2)]
         name = f"{seed}:{tally.counts['requests']}"
-        job = AsyncJob(generator, torch.tensor([prompt]), identifier=name, **arguments)
+        ids = [torch.tensor([text]) for text in texts]
+        job = AsyncJob(generator, ids, identifier=name, **arguments)
         tally.counts["requests"] += 1
         try:
-            await asyncio.wait_for(_one(job, name, arguments, prompt, tally, rng), ENDS_WITHIN_S)
+            await asyncio.wait_for(_one(job, name, arguments, texts, tally, rng), ENDS_WITHIN_S)
         except asyncio.TimeoutError:
             tally.fault(f"{name}: no end within {ENDS_WITHIN_S} s, state {job.job.state}")
             await job.cancel()
@@ -105,7 +109,7 @@ async def _one(
     job: AsyncJob,
     name: str,
     arguments: dict[str, Any],
-    prompt: list[int],
+    texts: list[list[int]],
     tally: Tally,
     rng: random.Random,
 ) -> None:
@@ -138,7 +142,7 @@ async def _one(
             return
     _check(job, name, arguments, text, tokens, last, tally)
     if last is not None and isinstance(arguments["sampler"], ArgmaxSampler):
-        tally.keep(Finished(prompt, tokens), rng, 40)
+        tally.keep(Finished(texts, arguments["cfg_scale"], tokens), rng, 40)
 
 
 def _check(
