@@ -17,6 +17,7 @@ from chat_session import Session
 from chat_tools import find_svg
 from rich.console import Console
 from rich.markup import escape
+from torch import Tensor
 
 from exl3 import Generator, Job, model_init
 from exl3.errors import ConfigError, Exl3Error
@@ -55,6 +56,7 @@ class Chat:
             min(args.max_response_tokens, self.cache.max_num_tokens // 2),
             mode.default_system if args.system_prompt is None else args.system_prompt,
             args.think,
+            args.negative_system_prompt,
         )
 
     def make_generator(self) -> Generator:
@@ -80,19 +82,20 @@ class Chat:
 
     # Answers
 
-    def job(self, ids: Any, **more: Any) -> Job:
+    def job(self, prompts: list[Tensor], **more: Any) -> Job:
         args, mode = self.args, self.session.mode
         banned = list(self.session.banned)
         if args.no_think and mode.think:
             banned.append(mode.think[0].strip())
         return Job(
-            ids,
+            prompts,
             max_new_tokens=self.session.max_response,
             sampler=model_init.get_arg_sampler(args, self.tokenizer),
             stop_conditions=self.session.stop_conditions(self.config),
             banned_strings=banned,
             stop_on_loop=(args.loop_window, args.loop_min_reps) if args.loop_window else None,
             return_top_tokens=args.probs,
+            cfg_scale=args.cfg_scale,
             **more,
         )
 
@@ -103,16 +106,16 @@ class Chat:
 
     def go_on(self) -> str | None:
         """Complete the answer of the last turn."""
-        ids, dropped = self.session.fit()
+        prompts, dropped = self.session.fit()
         if dropped:
             self.say(f" -- the {dropped} oldest turns no longer fit and were forgotten")
-        if ids is None:
+        if prompts is None:
             self.say(" !! this prompt does not fit the cache and was dropped", "red")
             return None
         user, begun = self.session.turns[-1]
         if begun:
             self.console.print(begun, end="", markup=False, highlight=False, soft_wrap=True)
-        job = self.job(ids, token_healing=bool(begun))
+        job = self.job(prompts, token_healing=bool(begun))
         said = begun + self.stream(job)
         self.session.turns[-1] = (user, said)
         if self.args.amnesia:
@@ -200,12 +203,12 @@ class Chat:
     def many(self, count: int, prompt: str) -> None:
         """Several answers to one prompt, in one batch; the conversation stays as it is."""
         self.session.turns.append((prompt, ""))
-        ids, _ = self.session.fit()
-        if ids is None:
+        prompts, _ = self.session.fit()
+        if prompts is None:
             self.say(" !! this prompt does not fit the cache", "red")
             return
         self.session.turns.pop()
-        jobs = [self.job(ids.clone(), identifier=i, seed=None) for i in range(count)]
+        jobs = [self.job(prompts, identifier=i, seed=None) for i in range(count)]
         for event in self.events(*jobs):
             if event["eos"]:
                 self.say(f"--- {event['identifier'] + 1}", "bold")
@@ -247,6 +250,8 @@ def make_parser() -> argparse.ArgumentParser:
     add("-un", "--user_name", default="User", help="in mode raw")
     add("-bn", "--bot_name", default="Assistant", help="in mode raw")
     add("-sp", "--system_prompt", help="default: that of the mode")
+    add("-nsp", "--negative_system_prompt", help="lead away from answers to this (guidance)")
+    add("-cfg", "--cfg_scale", type=float, help="strength of the guidance, default 1.5")
     add("-mli", "--multiline", **flag, help="multi-line input, Alt-Enter sends")
     add("-basic", "--basic_console", **flag, help="plain output")
     add("-maxr", "--max_response_tokens", type=int, default=5000, help="at most half the cache")
@@ -277,6 +282,11 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     if args.think and args.no_think:
         print("error: -think and -no_think exclude each other", file=sys.stderr)
+        return 2
+    if args.cfg_scale is None and args.negative_system_prompt is not None:
+        args.cfg_scale = 1.5
+    if args.cfg_scale not in (None, 1.0) and args.negative_system_prompt is None:
+        print("error: -cfg needs -nsp, what to lead away from", file=sys.stderr)
         return 2
     console = Console(
         no_color=args.basic_console or None,

@@ -127,7 +127,7 @@ def _tokens(chat: Chat, _: str) -> None:
     if not chat.session.turns:
         raise CommandError("the conversation is empty")
     pieces = chat.tokenizer.get_id_to_piece_list(True)
-    ids = chat.session.ids().flatten().tolist()
+    ids = chat.session.prompts()[0].flatten().tolist()
     chat.say(" ".join(f"{i}:{pieces[i]!r}" for i in ids))
     chat.say(f"{len(ids)} tokens")
 
@@ -159,7 +159,7 @@ def _save_ids(chat: Chat, argument: str) -> None:
     if not chat.session.turns:
         raise CommandError("the conversation is empty")
     path = Path(argument or "chat_ids.json").expanduser()
-    path.write_text(json.dumps(chat.session.ids().flatten().tolist()))
+    path.write_text(json.dumps(chat.session.prompts()[0].flatten().tolist()))
     chat.say(f"saved to {path}")
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from chat_modes import Mode
 from torch import Tensor
 
+from exl3.constants import PAGE_SIZE
+
 DEFAULT_FILE = Path.home() / "chat_py_session.json"
 _CODE = re.compile(r"```[^\n]*\n(.*?)```", re.DOTALL)
 
@@ -25,17 +27,25 @@ class Session:
     max_response: int
     system_prompt: str = ""
     think: bool = False
+    negative_system: str | None = None  # of the negative prompt, where answers are guided
     banned: list[str] = field(default_factory=list)
     turns: list[tuple[str, str]] = field(default_factory=list)
 
-    def ids(self) -> Tensor:
+    def prompts(self) -> list[Tensor]:
+        """The conversation and, where answers are guided, what they are led away from."""
+        systems = [self.system_prompt]
+        if self.negative_system is not None:
+            systems.append(self.negative_system)
+        return [self.ids(system) for system in systems]
+
+    def ids(self, system_prompt: str) -> Tensor:
         """The conversation as the model reads it, up to where it goes on."""
         if self.mode.turn is not None:
-            text = self.mode.render(self.turns, self.system_prompt, think=self.think)
+            text = self.mode.render(self.turns, system_prompt, think=self.think)
             return self.tokenizer.encode(text, add_bos=self.mode.bos, encode_special_tokens=True)
         messages = []
-        if self.system_prompt:
-            messages.append({"role": "system", "content": self.system_prompt})
+        if system_prompt:
+            messages.append({"role": "system", "content": system_prompt})
         for user, answer in self.turns:
             messages.append({"role": "user", "content": user})
             messages.append({"role": "assistant", "content": answer})
@@ -45,26 +55,29 @@ class Session:
         )
         return self.tokenizer.encode(text + begun, encode_special_tokens=True)
 
-    def fit(self) -> tuple[Tensor | None, int]:
-        """Ids that leave room for an answer, and how many old turns were dropped to get there.
+    def fit(self) -> tuple[list[Tensor] | None, int]:
+        """Prompts that leave room for an answer, and how many old turns were dropped to get there.
 
         At least a third of the cache is freed at once. None if the last turn alone cannot fit; it
         is dropped then.
         """
-        room = self.cache_tokens - self.max_response
-        ids = self.ids()
-        if ids.shape[-1] <= room:
-            return ids, 0
-        room = min(room, self.cache_tokens * 2 // 3)
-        dropped = 0
-        while ids.shape[-1] > room and len(self.turns) > 1:
+        prompts, dropped = self.prompts(), 0
+        if self._places(prompts) <= self.cache_tokens:
+            return prompts, 0
+        room = min(self.cache_tokens, self.cache_tokens * 2 // 3 + self.max_response)
+        while self._places(prompts) > room and len(self.turns) > 1:
             self.turns.pop(0)
             dropped += 1
-            ids = self.ids()
-        if ids.shape[-1] > self.cache_tokens - self.max_response:
+            prompts = self.prompts()
+        if self._places(prompts) > self.cache_tokens:
             self.turns.pop()
             return None, dropped
-        return ids, dropped
+        return prompts, dropped
+
+    def _places(self, prompts: list[Tensor]) -> int:
+        """Places in the cache that prompts and answer take; a second prompt has its own pages."""
+        first, *rest = (ids.shape[-1] + self.max_response for ids in prompts)
+        return first + sum(-(-places // PAGE_SIZE) * PAGE_SIZE for places in rest)
 
     def stop_conditions(self, config: Any) -> list[int | str]:
         return [*config.eos_token_id_list, *self.mode.stops]

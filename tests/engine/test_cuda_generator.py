@@ -26,6 +26,10 @@ SAMPLERS = [
 ]
 
 
+def prompt(length: int, seed: int) -> torch.Tensor:
+    return torch.randint(260, (1, length), generator=torch.Generator().manual_seed(seed))
+
+
 def tokens(
     device: torch.device, negative: Sequence[torch.Tensor] = (), **options: Any
 ) -> list[list[int]]:
@@ -36,10 +40,7 @@ def tokens(
     generator = Generator(model, cache, FakeTokenizer())
     jobs = [
         Job(
-            [
-                torch.randint(260, (1, 20 + i), generator=torch.Generator().manual_seed(i)),
-                *negative,
-            ],
+            [prompt(20 + i, i), *negative],
             max_new_tokens=24,
             sampler=sampler,
             seed=i,

@@ -242,3 +242,24 @@ def test_chat_with_an_adapter(example, capsys, tmp_path: Path) -> None:
     assert chat(example, *greedy, "-lora", str(tmp_path / "none")) == 1
     assert chat(example, *greedy, "-vis") == 1
     assert "debug window" in capsys.readouterr().err
+
+
+def test_chat_with_guidance(example, capsys, monkeypatch) -> None:
+    """Answers are led away from those to another system prompt; both must fit the cache."""
+    greedy = ("-prompt", "Hello", "-temp", "0", "-sp", "Be brief.")
+    said = []
+    shout = "-nsp Shout."
+    for more in ("", "-cfg 1", f"{shout} -cfg 1", shout, f"{shout} -cfg 1.5", f"{shout} -cfg 9"):
+        assert chat(example, *greedy, *more.split()) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[2] and said[3] == said[4] and len(set(said)) == 3
+    assert chat(example, *greedy, "-cfg", "2") == 2
+    assert "-cfg needs -nsp" in capsys.readouterr().err
+    assert chat(example, *greedy, "-nsp", "", "-cfg", "-2") == 1
+    assert "cfg_scale is -2.0, expected" in capsys.readouterr().err
+    turns = ("a " * 300, "b " * 150)  # one of them fits the cache twice, both do not
+    assert talk(example, monkeypatch, *turns, arguments=("-nsp", "Shout.")) == 0
+    assert "the 1 oldest turns no longer fit" in capsys.readouterr().out
+    assert chat(example, "-prompt", "a " * 700) == 0
+    assert chat(example, "-prompt", "a " * 700, "-nsp", "Shout.") == 1
+    assert "does not fit" in capsys.readouterr().out
