@@ -6,6 +6,7 @@ in; what a device offers is its free memory less what must stay free.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ from .split import GIB, Plan, Room, Unit, gib, place, whole
 if TYPE_CHECKING:
     from .load_options import LoadArguments
     from .model import Model
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_RESERVE_GIB = 0.5
 OVERHEAD_BYTES = 192 << 20
@@ -166,13 +169,16 @@ def make_plan(model: Model, arguments: LoadArguments) -> Plan:
 
     Raises:
         OutOfMemory: no room; says what is needed and what each device has.
-        ConfigError: sizes that are not numbers.
+        ConfigError: sizes that are not numbers; in strict mode also sizes without a CUDA device,
+            which else are a warning.
     """
     import exl3_ext
 
     units, target = units_of(model, arguments), arguments.target()
     if target is None and (settings().default_device == "cpu" or not exl3_ext.has_cuda()):
         target = torch.device("cpu")
+        if arguments.use_per_device is not None:
+            _report_unused(arguments)
     if target is None:
         rooms = device_rooms(arguments)
         return place(units, rooms, OVERHEAD_BYTES, in_order=arguments.use_per_device is not None)
@@ -180,6 +186,16 @@ def make_plan(model: Model, arguments: LoadArguments) -> Plan:
         return whole(units, target)
     free = free_bytes(target)
     return place(units, [Room(target, free, free)], OVERHEAD_BYTES, in_order=False)
+
+
+def _report_unused(arguments: LoadArguments) -> None:
+    text = (
+        f"use_per_device={arguments.use_per_device!r} speaks of CUDA devices, but the model goes to"
+        " the CPU: there is none with compiled kernels, or EXL3_DEFAULT_DEVICE is cpu"
+    )
+    if settings().strict:
+        raise ConfigError(text)
+    logger.warning("%s", text)
 
 
 def device_rooms(arguments: LoadArguments) -> Iterator[Room]:

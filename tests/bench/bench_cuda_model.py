@@ -21,7 +21,9 @@ import torch
 
 from exl3 import Cache, Config, Model
 from exl3.constants import PAGE_SIZE
+from exl3.model.tune import tune_model
 from exl3.ops.sampling import argmax
+from exl3.settings import settings
 from tests.bench.random_model import LLAMA_3_1_8B, Shape, random_config, write_random_model
 
 TARGETS = {
@@ -161,6 +163,8 @@ def main() -> None:
         model = Model.from_config(config)
         cache = Cache(model, max_num_tokens=64 * 1024)
         model.load(device="cuda:0")
+        if settings().cuda_tuning:
+            tune_model(model, budget_s=60.0)  # all of it, as after a few loads
         measure(model, cache, args.batch, args.steps)
         if args.profile:
             profile(model, cache)

@@ -68,10 +68,17 @@ def test_needs_grow_with_weights_cache_and_passes(model: Model) -> None:
 
 
 def test_automatic_choice(
-    model: Model, made_up_devices: MadeUp, monkeypatch: pytest.MonkeyPatch
+    model: Model,
+    made_up_devices: MadeUp,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     made_up_devices([])
     assert make_plan(model, LoadArguments()).devices == [torch.device("cpu")]
+    assert make_plan(model, LoadArguments(reserve_per_device=[0.5])).devices[0].type == "cpu"
+    assert not caplog.records
+    assert make_plan(model, LoadArguments(use_per_device=[8])).devices[0].type == "cpu"
+    assert "use_per_device=[8] speaks of CUDA devices" in caplog.text
     made_up_devices([GIB // 2, GPU])
     assert make_plan(model, LoadArguments()).devices == [torch.device("cuda", 1)]
     plan = make_plan(model, LoadArguments(use_per_device=[0.2, 1]))
