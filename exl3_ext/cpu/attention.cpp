@@ -1,6 +1,5 @@
-// Splits attention into tasks: blocks of rows of one kv head, and chunks of keys where there are
-// few rows and many keys. How a sequence is split depends on its own lengths only, so its result
-// depends on neither the other sequences nor the number of threads.
+// Splits attention into tasks: blocks of rows of one kv head, and spans of keys where there are few
+// rows and many keys. No split changes a result: see attention.h.
 #include "cpu/attention.h"
 
 #include <atomic>
@@ -15,7 +14,7 @@
 namespace exl3 {
 namespace {
 
-constexpr int64_t kMostChunks = 32;
+constexpr int64_t kMostSpans = 32;
 constexpr int64_t kSerialWork =
     1 << 19;  // multiply-adds under which a fork costs more than it saves
 
@@ -43,18 +42,19 @@ KeyRange visible_union(const AttentionParams& p, int64_t b, int64_t first, int64
   return {visible_keys(p, b, first).begin, visible_keys(p, b, last).end};
 }
 
-int64_t chunk_keys(int64_t rows, int64_t blocks, int64_t keys) {
-  if (blocks >= 16) return keys;
+// Keys of a task, whole chunks.
+int64_t span_keys(int64_t rows, int64_t blocks, int64_t keys) {
   const int64_t least = rows <= 16 ? 256 : 1024;
-  const int64_t even = (keys + kMostChunks - 1) / kMostChunks;
-  return ((even > least ? even : least) + kPageSize - 1) / kPageSize * kPageSize;
+  const int64_t even = blocks >= 16 ? keys : (keys + kMostSpans - 1) / kMostSpans;
+  const int64_t span = even > least ? even : least;
+  return (span + kAttentionChunk - 1) / kAttentionChunk * kAttentionChunk;
 }
 
-void plan_block(const AttentionParams& p, Plan& plan, AttentionTask whole, int64_t chunk) {
+void plan_block(const AttentionParams& p, Plan& plan, AttentionTask whole, int64_t span) {
   const int64_t rows = whole.row_end - whole.row_begin;
   const int64_t keys = whole.key_end - whole.key_begin;
   plan.work += rows * keys * (p.head_dim + p.v_head_dim);
-  if (keys <= chunk) {
+  if (keys <= span) {
     whole.partial = -1;
     plan.tasks.push_back(whole);
     return;
@@ -63,13 +63,14 @@ void plan_block(const AttentionParams& p, Plan& plan, AttentionTask whole, int64
                        whole.sequence,  whole.kv_head, 0};
   AttentionTask part = whole;
   for (int64_t at = whole.key_begin; at < whole.key_end; at = part.key_end) {
-    const int64_t end = (at / chunk + 1) * chunk;  // all chunks but the first start on a page
+    const int64_t end = (at / span + 1) * span;
     part.key_begin = at;
     part.key_end = end < whole.key_end ? end : whole.key_end;
     part.partial = plan.partial_floats;
-    plan.partial_floats += rows * partial_stride(p);
+    const int64_t chunks = (part.key_end - 1) / kAttentionChunk - at / kAttentionChunk + 1;
+    plan.partial_floats += chunks * rows * partial_stride(p);
     plan.tasks.push_back(part);
-    ++merge.chunks;
+    merge.chunks += static_cast<int>(chunks);
   }
   plan.merges.push_back(merge);
 }
@@ -94,8 +95,8 @@ Status plan_sequence(const AttentionParams& p, Plan& plan, int64_t b) {
     const KeyRange keys = visible_union(p, b, t.row_begin / group, (t.row_end - 1) / group);
     t.key_begin = keys.begin;
     t.key_end = keys.end;
-    const int64_t chunk = chunk_keys(t.row_end - t.row_begin, blocks, keys.end - keys.begin);
-    for (t.kv_head = 0; t.kv_head < p.kv_heads; ++t.kv_head) plan_block(p, plan, t, chunk);
+    const int64_t span = span_keys(t.row_end - t.row_begin, blocks, keys.end - keys.begin);
+    for (t.kv_head = 0; t.kv_head < p.kv_heads; ++t.kv_head) plan_block(p, plan, t, span);
   }
   return Status::kOk;
 }

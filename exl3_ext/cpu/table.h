@@ -92,7 +92,7 @@ struct KernelTable {
   void (*attention_task)(const AttentionParams& p, const AttentionTask& t, float* partial,
                          float* scratch) = nullptr;
   void (*attention_merge)(const AttentionParams& p, const AttentionMerge& m,
-                          const float* partial) = nullptr;
+                          float* partial) = nullptr;
 };
 
 void fill_generic(KernelTable& t);

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from exl3.ops.attention import paged_attention
+
 PAGE = 256
 
 DIMS = [(2, 1, d, d) for d in (64, 80, 96, 128, 192, 256, 512)]
@@ -41,3 +43,16 @@ def case(
     wide[:, : q_heads * dim] = torch.randn(int(starts[-1]), q_heads * dim)
     options = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": dim, "scale": dim**-0.5}
     return [wide, *caches, table, seq_lens, starts], options
+
+
+def in_pieces(args: list[Any], options: dict[str, Any], sizes: tuple[int, ...]) -> torch.Tensor:
+    """The queries of one sequence, a few at a time, each piece seeing no later key."""
+    out, at, last = [], 0, int(args[4][0])
+    queries = int(args[5][1])
+    while at < queries:
+        n = min(sizes[len(out) % len(sizes)], queries - at)
+        length = torch.tensor([last - queries + at + n], dtype=torch.int32)
+        starts = torch.tensor([0, n], dtype=torch.int32)
+        out.append(paged_attention(args[0][at : at + n], *args[1:4], length, starts, **options))
+        at += n
+    return torch.cat(out)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import DIMS, PAGE, case
+from attention_cases import DIMS, PAGE, case, in_pieces
 
 from exl3.ops.attention import paged_attention, paged_attention_reference
 from exl3.ops.graph import record
@@ -98,6 +98,26 @@ def test_batched_equals_single_bit_for_bit(isa: str) -> None:
         starts = torch.tensor([0, stop - start], dtype=torch.int32)
         alone = [args[0][start:stop], *args[1:3], args[3][b : b + 1], args[4][b : b + 1], starts]
         assert torch.equal(paged_attention(*alone, **options), together[start:stop])
+
+
+@pytest.mark.parametrize("heads", [(9, 3, 64, 64), (2, 2, 72, 40), (3, 1, 8, 36), (2, 1, 128, 256)])
+@pytest.mark.parametrize("extra", [{}, {"window": 100}, {"softcap": 20.0, "scale": 1.0}])
+def test_chunked_equals_whole_bit_for_bit(
+    isa: str, heads: tuple[int, int, int, int], extra: dict[str, Any]
+) -> None:
+    """Few rows and many take other kernels and other splits of the keys."""
+    args, options = case([(900, 330)], heads)
+    options |= extra
+    whole = paged_attention(*args, **options)
+    for sizes in ((1,), (2, 3, 1, 8), (7, 40), (128,), (300,)):
+        assert torch.equal(in_pieces(args, options, sizes), whole), sizes
+
+
+@pytest.mark.parametrize(("length", "queries"), [(8200, 30), (3000, 1100)])
+def test_long_context_bit_for_bit(isa: str, length: int, queries: int) -> None:
+    args, options = case([(length, queries)], (2, 1, 16, 16))
+    whole = paged_attention(*args, **options)
+    assert torch.equal(in_pieces(args, options, (1, 9, 500)), whole)
 
 
 @pytest.mark.parametrize(("queries", "at"), [(1, 0), (1, 299), (100, 250)])

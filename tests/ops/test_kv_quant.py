@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import DIMS, PAGE
+from attention_cases import DIMS, PAGE, in_pieces
 from attention_cases import case as attention_case
 from kv_quant_cases import (
     BITS,
@@ -100,6 +100,14 @@ def test_batched_equals_single_bit_for_bit(isa: str) -> None:
         starts = torch.tensor([0, stop - start], dtype=torch.int32)
         alone = [args[0][start:stop], *args[1:3], args[3][b : b + 1], args[4][b : b + 1], starts]
         assert torch.equal(paged_attention(*alone, **options), together[start:stop])
+
+
+@pytest.mark.parametrize("heads", [(6, 2, 64, 64), (2, 1, 72, 40)])
+def test_chunked_equals_whole_bit_for_bit(isa: str, heads: tuple[int, int, int, int]) -> None:
+    args, options = attention_quant_case([(600, 330)], heads, (5, 4))
+    whole = paged_attention(*args, **options)
+    for sizes in ((1,), (2, 3, 8), (7, 40), (128,)):
+        assert torch.equal(in_pieces(args, options, sizes), whole), sizes
 
 
 def decoded_error(pages: QuantPages, want: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -77,10 +77,13 @@ static inline vec vload_bf16(const bf16_bits* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
+// Sums across lanes take one order: within four neighbours (a[0] + a[1]) + (a[2] + a[3]), then
+// the two fours.
+constexpr int kSumOrder[4] = {0, 1, 2, 3};
 static inline float vsum(vec v) {
-  __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
-  return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
+  v = v + _mm256_permute_ps(v, 0xB1);
+  v = v + _mm256_permute_ps(v, 0x4E);
+  return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)));
 }
 static inline float vtop(vec v) {
   __m128 s = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));

@@ -69,7 +69,16 @@ static inline vec vload_bf16(const bf16_bits* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-static inline float vsum(vec v) { return _mm512_reduce_add_ps(v); }
+// Sums across lanes take one order: within four neighbours (a[0] + a[2]) + (a[1] + a[3]), then
+// neighbouring fours, then those.
+constexpr int kSumOrder[4] = {0, 2, 1, 3};
+static inline float vsum(vec v) {
+  v = v + _mm512_permute_ps(v, 0x4E);
+  v = v + _mm512_permute_ps(v, 0xB1);
+  v = v + _mm512_shuffle_f32x4(v, v, 0xB1);
+  v = v + _mm512_shuffle_f32x4(v, v, 0x4E);
+  return _mm512_cvtss_f32(v);
+}
 static inline float vtop(vec v) { return _mm512_reduce_max_ps(v); }
 
 // Lane i of the result is the sum of the lanes of a[i].

@@ -62,75 +62,111 @@ void step(const AttentionParams& p, const float* q, KeyRange seen, const Block& 
   row.max = top;
 }
 
-}  // namespace
+// What a task works on.
+struct Work {
+  float *k, *v, *turned, *all;
+  const float* query[kAttentionRows];
+};
 
-void attention_task(const AttentionParams& p, const AttentionTask& t, float* partial,
-                    float* scratch) {
-  float* k = scratch;
-  float* v = k + kAttentionKeys * p.head_dim;
-  float* sums = v + kAttentionKeys * p.v_head_dim;
-  float* turned = sums + kAttentionRows * p.v_head_dim;  // rotated queries of a quantised cache
+// The result of keys [begin, end) of one chunk.
+void run_chunk(const AttentionParams& p, const AttentionTask& t, const Work& w, int64_t begin,
+               int64_t end, float* to) {
   const int64_t rows = t.row_end - t.row_begin;
   Row state[kAttentionRows];
-  const float* query[kAttentionRows];
   for (int64_t r = 0; r < rows; ++r) {
-    state[r] = {sums + r * p.v_head_dim, kMinusInf, 0.0f};
+    state[r] = {to + r * partial_stride(p), kMinusInf, 0.0f};
     for (int i = 0; i < p.v_head_dim; ++i) state[r].sum_v[i] = 0;
-    query[r] = query_row(p, t.sequence, t.kv_head, t.row_begin + r);
-    if (!p.k_quant.bits) continue;
-    float* own = turned + r * p.head_dim;
-    for (int i = 0; i < p.head_dim; ++i) own[i] = query[r][i];
-    rotate_blocks(own, p.head_dim);
-    query[r] = own;
   }
-  for (int64_t key = t.key_begin; key < t.key_end;) {
-    const Block block{k, v, key, block_end(key, t.key_end)};
+  for (int64_t key = begin; key < end;) {
+    const Block block{w.k, w.v, key, block_end(key, end)};
     const int64_t slot = cache_slot(p, t.sequence, key), n = block.end - block.begin;
     const int64_t first = slot * p.kv_heads + t.kv_head;
-    convert(p.k_cache, p.k_quant, first, p.kv_heads, p.head_dim, n, k);
-    convert(p.v_cache, p.v_quant, first, p.kv_heads, p.v_head_dim, n, v);
+    convert(p.k_cache, p.k_quant, first, p.kv_heads, p.head_dim, n, w.k);
+    convert(p.v_cache, p.v_quant, first, p.kv_heads, p.v_head_dim, n, w.v);
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t row = t.row_begin + r;
-      const KeyRange seen = visible_keys(p, t.sequence, row / group_size(p));
-      step(p, query[r], seen, block, state[r]);
+      const KeyRange seen = visible_keys(p, t.sequence, (t.row_begin + r) / group_size(p));
+      step(p, w.query[r], seen, block, state[r]);
     }
     key = block.end;
   }
   for (int64_t r = 0; r < rows; ++r) {
-    const Row& s = state[r];
-    const float scale = s.sum > 0 ? 1.0f / s.sum : s.sum;  // no key: 0; NaN stays
-    float* out = t.partial < 0 ? output_row(p, t.sequence, t.kv_head, t.row_begin + r)
-                               : partial + t.partial + r * partial_stride(p);
-    for (int i = 0; i < p.v_head_dim; ++i) out[i] = t.partial < 0 ? s.sum_v[i] * scale : s.sum_v[i];
-    if (t.partial < 0) {
-      if (p.v_quant.bits) rotate_blocks(out, p.v_head_dim);
-      continue;
-    }
-    out[p.v_head_dim] = s.max;
-    out[p.v_head_dim + 1] = s.sum;
+    state[r].sum_v[p.v_head_dim] = state[r].max;
+    state[r].sum_v[p.v_head_dim + 1] = state[r].sum;
   }
 }
 
-void attention_merge(const AttentionParams& p, const AttentionMerge& m, const float* partial) {
-  const int64_t rows = m.row_end - m.row_begin, stride = partial_stride(p);
+// Folds the result of a chunk of keys into that of all before it.
+void fold_rows(const AttentionParams& p, float* all, const float* chunk, int64_t rows) {
   const int dim = p.v_head_dim;
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* from = partial + m.partial + r * stride;
-    float top = kMinusInf, sum = 0;
-    for (int c = 0; c < m.chunks; ++c) top = std::fmax(top, from[c * rows * stride + dim]);
-    float* out = output_row(p, m.sequence, m.kv_head, m.row_begin + r);
-    for (int i = 0; i < dim; ++i) out[i] = 0;
-    for (int c = 0; c < m.chunks; ++c) {
-      const float* part = from + c * rows * stride;
-      if (part[dim] == kMinusInf) continue;  // no key in this chunk
-      const float weight = std::exp(part[dim] - top);
-      sum += weight * part[dim + 1];
-      for (int i = 0; i < dim; ++i) out[i] += weight * part[i];
-    }
-    const float scale = sum > 0 ? 1.0f / sum : sum;
-    for (int i = 0; i < dim; ++i) out[i] *= scale;
-    if (p.v_quant.bits) rotate_blocks(out, dim);
+  for (int64_t r = 0; r < rows; ++r, all += partial_stride(p), chunk += partial_stride(p)) {
+    const float top = std::fmax(all[dim], chunk[dim]);
+    const float base = top == kMinusInf ? 0.0f : top;  // of rows that saw no key yet
+    const float keep = std::exp(all[dim] - base), weight = std::exp(chunk[dim] - base);
+    for (int i = 0; i < dim; ++i) all[i] = all[i] * keep + chunk[i] * weight;
+    all[dim] = top;
+    all[dim + 1] = all[dim + 1] * keep + chunk[dim + 1] * weight;
   }
+}
+
+// Rows of p.out from the results of all their keys.
+void finish_rows(const AttentionParams& p, const AttentionMerge& m, const float* all) {
+  for (int64_t row = m.row_begin; row < m.row_end; ++row, all += partial_stride(p)) {
+    const float sum = all[p.v_head_dim + 1];
+    const float scale = sum > 0 ? 1.0f / sum : sum;  // no key: 0; NaN stays
+    float* out = output_row(p, m.sequence, m.kv_head, row);
+    for (int i = 0; i < p.v_head_dim; ++i) out[i] = all[i] * scale;
+    if (p.v_quant.bits) rotate_blocks(out, p.v_head_dim);
+  }
+}
+
+Work prepare(const AttentionParams& p, const AttentionTask& t, float* scratch) {
+  Work w{};
+  w.k = scratch;
+  w.v = w.k + kAttentionKeys * p.head_dim;
+  w.turned = w.v + kAttentionKeys * p.v_head_dim;  // rotated queries of a quantised cache
+  w.all = w.turned + kAttentionRows * p.head_dim;
+  for (int64_t r = 0; r < t.row_end - t.row_begin; ++r) {
+    w.query[r] = query_row(p, t.sequence, t.kv_head, t.row_begin + r);
+    if (!p.k_quant.bits) continue;
+    float* own = w.turned + r * p.head_dim;
+    for (int i = 0; i < p.head_dim; ++i) own[i] = w.query[r][i];
+    rotate_blocks(own, p.head_dim);
+    w.query[r] = own;
+  }
+  return w;
+}
+
+}  // namespace
+
+void attention_task(const AttentionParams& p, const AttentionTask& t, float* partial,
+                    float* scratch) {
+  const Work w = prepare(p, t, scratch);
+  const int64_t rows = t.row_end - t.row_begin, size = rows * partial_stride(p);
+  if (t.partial >= 0) {
+    float* to = partial + t.partial;
+    for (int64_t key = t.key_begin; key < t.key_end; to += size) {
+      const int64_t end = chunk_end(key, t.key_end);
+      run_chunk(p, t, w, key, end, to);
+      key = end;
+    }
+    return;
+  }
+  int64_t key = chunk_end(t.key_begin, t.key_end);
+  run_chunk(p, t, w, t.key_begin, key, w.all);
+  while (key < t.key_end) {
+    const int64_t end = chunk_end(key, t.key_end);
+    run_chunk(p, t, w, key, end, w.all + size);
+    fold_rows(p, w.all, w.all + size, rows);
+    key = end;
+  }
+  finish_rows(p, {t.row_begin, t.row_end, 0, t.sequence, t.kv_head, 1}, w.all);
+}
+
+void attention_merge(const AttentionParams& p, const AttentionMerge& m, float* partial) {
+  const int64_t rows = m.row_end - m.row_begin, size = rows * partial_stride(p);
+  float* all = partial + m.partial;
+  for (int c = 1; c < m.chunks; ++c) fold_rows(p, all, all + c * size, rows);
+  finish_rows(p, m, all);
 }
 
 }  // namespace exl3::generic

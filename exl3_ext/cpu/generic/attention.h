@@ -4,5 +4,5 @@
 namespace exl3::generic {
 void attention_task(const AttentionParams& p, const AttentionTask& t, float* partial,
                     float* scratch);
-void attention_merge(const AttentionParams& p, const AttentionMerge& m, const float* partial);
+void attention_merge(const AttentionParams& p, const AttentionMerge& m, float* partial);
 }  // namespace exl3::generic

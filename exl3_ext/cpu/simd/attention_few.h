@@ -20,6 +20,7 @@ struct FewRows {
   float* score;    // [kFewRows, kScoreStep]
   float* decoded;  // [kAttentionKeys, head_dim or v_head_dim] of a quantised cache
   int64_t q_step, v_step;
+  int offset;  // of the block's first key in score: its position modulo kLanes
   float top[kFewRows], sum[kFewRows], keep[kFewRows];
 };
 
@@ -60,13 +61,13 @@ static void few_scores(const FewRows& f, int first, const T* k, int64_t k_step, 
     float out[kLanes];
     vstore(out, vsums(acc));
     for (int r = 0; r < R; ++r) {
-      float* to = f.score + (first + r) * kScoreStep + t;
+      float* to = f.score + (first + r) * kScoreStep + f.offset + t;
       for (int j = 0; j < kKeys; ++j) to[j] = out[r * kKeys + j];
     }
   }
 }
 
-// Scores of one row become e = exp(score - greatest so far), 0 outside [begin, end).
+// n scores of one row become e = exp(score - greatest so far), 0 outside [begin, end).
 static inline void few_softmax(FewRows& f, int r, int64_t begin, int64_t end, int n,
                                float softcap) {
   float* s = f.score + r * kScoreStep;
@@ -110,7 +111,7 @@ static void few_values(const FewRows& f, int first, const T* v, int64_t v_step, 
       acc[r][i] = vload(out + r * f.v_step + i * kLanes) * vset(f.keep[first + r]);
     }
   }
-  const float* e = f.score + first * kScoreStep;
+  const float* e = f.score + first * kScoreStep + f.offset;
   for (int t = 0; t < n; ++t) {
     const T* row = v + t * v_step + column;
     vec x[N];
@@ -191,6 +192,7 @@ static inline void cached_rows(const AttentionParams& p, const QuantRows& quant,
 static void few_block(const AttentionParams& p, const AttentionTask& t, FewRows& f, int64_t key,
                       int n) {
   const int rows = static_cast<int>(t.row_end - t.row_begin);
+  f.offset = static_cast<int>(key % kLanes);
   const int64_t row = cache_slot(p, t.sequence, key) * p.kv_heads + t.kv_head;
   cached_rows(p, p.k_quant, p.k_cache, row, p.head_dim, n, f.decoded, [&](auto k, int64_t step) {
     each_group(rows, [&](auto count, int first) {
@@ -201,7 +203,8 @@ static void few_block(const AttentionParams& p, const AttentionTask& t, FewRows&
     const int64_t query = (t.row_begin + r) / group_size(p);
     const KeyRange seen = visible_keys(p, t.sequence, query);
     const int64_t end = seen.end < key + n ? seen.end : key + n;
-    few_softmax(f, r, seen.begin - key, end - key, n, p.softcap);
+    const int64_t begin = (seen.begin > key ? seen.begin : key) - key + f.offset;
+    few_softmax(f, r, begin, end - key + f.offset, n + f.offset, p.softcap);
   }
   cached_rows(p, p.v_quant, p.v_cache, row, p.v_head_dim, n, f.decoded, [&](auto v, int64_t step) {
     each_group(rows, [&](auto count, int first) {
@@ -210,52 +213,43 @@ static void few_block(const AttentionParams& p, const AttentionTask& t, FewRows&
   });
 }
 
-static void few_finish(const AttentionParams& p, const AttentionTask& t, const FewRows& f,
-                       float* partial) {
-  const int rows = static_cast<int>(t.row_end - t.row_begin);
-  for (int r = 0; r < rows; ++r) {
-    const float* from = f.sum_v + r * f.v_step;
-    if (t.partial >= 0) {
-      float* to = partial + t.partial + r * partial_stride(p);
-      scale_row(from, to, p.v_head_dim, 1.0f, nullptr, 0.0f);
-      to[p.v_head_dim] = f.top[r];
-      to[p.v_head_dim + 1] = f.sum[r];
-      continue;
-    }
-    const float scale = f.sum[r] > 0 ? 1.0f / f.sum[r] : f.sum[r];  // no key: 0; NaN stays
-    float* to = output_row(p, t.sequence, t.kv_head, t.row_begin + r);
-    scale_row(from, to, p.v_head_dim, scale, nullptr, 0.0f);
-    if (p.v_quant.bits) rotate_blocks(to, p.v_head_dim);
-  }
-}
-
-static void attention_few(const AttentionParams& p, const AttentionTask& t, float* partial,
-                          float* scratch) {
-  const int rows = static_cast<int>(t.row_end - t.row_begin);
-  FewRows f;
+static void few_queries(const AttentionParams& p, const AttentionTask& t, FewRows& f,
+                        float* scratch) {
   f.q_step = padded(p.head_dim);
   f.v_step = padded(p.v_head_dim);
   f.score = scratch;
   f.q = f.score + kFewRows * kScoreStep;
   f.sum_v = f.q + kFewRows * f.q_step;
   f.decoded = f.sum_v + kFewRows * f.v_step;
-  for (int r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < t.row_end - t.row_begin; ++r) {
     const float* q = query_row(p, t.sequence, t.kv_head, t.row_begin + r);
     float* to = f.q + r * f.q_step;
     vstore(to + f.q_step - kLanes, vzero());
     scale_row(q, to, p.head_dim, p.scale, nullptr, 0.0f);
     if (p.k_quant.bits) rotate_blocks(to, p.head_dim);
+  }
+}
+
+// The result of keys [begin, end) of one chunk.
+static void few_chunk(const AttentionParams& p, const AttentionTask& t, FewRows& f, int64_t begin,
+                      int64_t end, float* to) {
+  const int rows = static_cast<int>(t.row_end - t.row_begin);
+  for (int r = 0; r < rows; ++r) {
     for (int64_t i = 0; i < f.v_step; i += kLanes) vstore(f.sum_v + r * f.v_step + i, vzero());
     f.top[r] = -__builtin_inff();
     f.sum[r] = 0;
   }
-  for (int64_t key = t.key_begin; key < t.key_end;) {
-    const int64_t end = block_end(key, t.key_end);
-    const int n = static_cast<int>(end - key);
-    few_block(p, t, f, key, n);
-    key = end;
+  for (int64_t key = begin; key < end;) {
+    const int64_t next = block_end(key, end);
+    few_block(p, t, f, key, static_cast<int>(next - key));
+    key = next;
   }
-  few_finish(p, t, f, partial);
+  for (int r = 0; r < rows; ++r, to += partial_stride(p)) {
+    const float* from = f.sum_v + r * f.v_step;
+    each_vector(p.v_head_dim, [&](int64_t i, int n) { store_n(to + i, load_n(from + i, n), n); });
+    to[p.v_head_dim] = f.top[r];
+    to[p.v_head_dim + 1] = f.sum[r];
+  }
 }
 
 }  // namespace exl3::EXL3_LEVEL

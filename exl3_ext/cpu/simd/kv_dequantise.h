@@ -6,12 +6,12 @@
 
 namespace exl3::EXL3_LEVEL {
 
-// The same for a head in every lane: dim c is at x[c * step].
+// The same, to the bit, for a head in every lane: dim c is at x[c * step].
 static void rotate_lanes(float* x, int64_t step, int dim) {
   for (int block = 0; block < quant_blocks(dim); ++block, x += kQuantBlock * step) {
     const int size = quant_block_size(dim, block), turn = quant_rotation(size);
     vec v[kQuantBlock];
-    for (int i = 0; i < size; ++i) v[i] = vload(x + i * step) * vset(quant_rotation_norm(turn));
+    for (int i = 0; i < size; ++i) v[i] = vload(x + i * step);
     for (int h = 1; h < turn; h *= 2) {
       for (int i = 0; i < size; ++i) {
         if (i & h) continue;
@@ -20,7 +20,8 @@ static void rotate_lanes(float* x, int64_t step, int dim) {
         v[i + h] = a - b;
       }
     }
-    for (int i = 0; i < size; ++i) vstore(x + i * step, v[i]);
+    const vec norm = vset(quant_rotation_norm(turn));
+    for (int i = 0; i < size; ++i) vstore(x + i * step, v[i] * norm);
   }
 }
 
