@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,7 @@ class ChoiceFile:
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.path = machine, machine.file()
+        self._reported = False
 
     def read(self) -> dict[str, Measured]:
         """By name of the problem; empty if there is nothing, or nothing that can be read."""
@@ -157,17 +158,13 @@ class ChoiceFile:
     def lock(self) -> Iterator[bool]:
         """Whether no other process measures now; waits for one that does. Without a folder to lock
         in there is nobody to wait for."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            lock = file_lock(self.path.with_suffix(".lock"), _WAIT_SECONDS)
-            held = lock.__enter__()
-        except (StorageError, OSError):
-            yield True
-            return
-        try:
+        with ExitStack() as stack:
+            try:
+                lock = file_lock(self.path.with_suffix(".lock"), _WAIT_SECONDS)
+                held = stack.enter_context(lock)
+            except StorageError:
+                held = True
             yield held
-        finally:
-            lock.__exit__(None, None, None)
 
     def _sections(self) -> list[tuple[Machine, dict[str, Measured]]]:
         if not self.path.is_file():
@@ -175,7 +172,9 @@ class ChoiceFile:
         try:
             return read_sections(self.path)
         except (FormatError, StorageError) as error:
-            logger.warning("%s; kernel choices are measured again", error)
+            if not self._reported:
+                logger.warning("%s; kernel choices are measured again", error)
+            self._reported = True
             return []
 
 
