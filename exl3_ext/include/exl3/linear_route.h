@@ -8,6 +8,9 @@
 
 namespace exl3 {
 
+// A further kernel is a further path: named here and in PATHS of exl3/ops/linear_route.py, offered
+// by linear_routes (bind/cuda/linear_route.cpp), and obeyed by bind/cuda/linear.cpp, where a path
+// that is set keeps all others from the problem.
 enum class LinearPath : int {
   kBuiltIn = 0,
   kSmall = 1,    // the small-batch kernel (gemv.h), a launch for every 16 rows
