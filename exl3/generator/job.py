@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import CacheFullError, ConfigError
+from ..errors import ConfigError
 from ..model.adapters import Chosen, adapter_key
 from ..sampling import CustomSampler
 from ..sampling.device import fits_device
@@ -33,14 +33,7 @@ from .options import (
 )
 from .pages import Page, PageTable, root_key
 from .reports import PromptReport, Rows, report
-from .rounds import (
-    UNLIMITED_WINDOW,
-    missing_pages,
-    most_new_tokens,
-    pages_wanted,
-    places_needed,
-    take_pages,
-)
+from .rounds import Rounds
 from .sequence import Sequence
 from .setup import choose_adapters
 from .stops import loop_rule, split_conditions
@@ -129,6 +122,7 @@ class Job:
         prompts, self.cfg_scale = guided_prompts(input_ids, cfg_scale)
         self.prompt_tokens = sum(ids.size for ids in prompts)
         self.sequences = [Sequence(ids) for ids in prompts]
+        self.rounds = Rounds(self.sequences, max_new_tokens, max_rq_tokens)
         self.sampler = own_sampler(sampler)
         self._fits_device = fits_device(self.sampler)
         self.filters = checked_filters(filters)
@@ -162,7 +156,6 @@ class Job:
         self.draft_state: Any = None
         self.tried_at = -1  # version of the page table when pages were last asked for in vain
         self.turn = 0  # among jobs that ingest their prompts: the lowest goes first
-        self._most_tokens = 0  # new tokens that the cache has room for
         self.first_round = True
         self.requeued = False
         self.cache_full = False
@@ -174,6 +167,7 @@ class Job:
         self._memory: Any = None  # of the sampler, before the last draw
         self._banned_at: dict[int, list[int]] = {}  # position -> ids that led to a banned string
         self._healed_ids: list[int] | None = None  # what the first token may be
+        self._healed = ""  # text that it begins with
 
     # What programs read
 
@@ -232,9 +226,8 @@ class Job:
         if self.state is not JobState.NEW:
             raise ConfigError("this job was enqueued before; make a new one")
         tokenizer = generator.tokenizer
-        healed = ""
-        if self.options.token_healing and len(self.sequence) > 1:
-            healed = self._prepare_healing(tokenizer)
+        if self.options.token_healing and self._healed_ids is None and len(self.sequence) > 1:
+            self._healed = self._prepare_healing(tokenizer)
         tokens, strings = split_conditions(self._stop_conditions, tokenizer)
         self._stop_tokens = sorted(tokens)
         rules = StreamRules(
@@ -249,7 +242,12 @@ class Job:
         for sequence in self.sequences:
             sequence.root = root_key(self.adapter_key)
         check_forced(self._forced, self._width)
-        self._check_fits(generator)
+        if len(self.sequences) > generator.max_batch_size:
+            raise ConfigError(
+                "a job with a negative prompt runs two sequences at once, max_batch_size is"
+                f" {generator.max_batch_size}"
+            )
+        self.rounds.check(generator.max_total_tokens)
         self._report_prompt(self.options.return_prompt_logprobs)
         self.generator = generator
         try:
@@ -263,7 +261,7 @@ class Job:
             rules,
             lambda: make_decoder(tokenizer, special),
             lambda token: pieces[token] if token < len(pieces) else "",
-            healed,
+            self._healed,
         )
         self.serial_number = serial_number
         self.state = JobState.PENDING
@@ -289,51 +287,19 @@ class Job:
             self.prompt_report = PromptReport(ids, len(ids), top, self._width)
             self.sequence.fresh = True
 
-    def _check_fits(self, generator: Any) -> None:
-        if len(self.sequences) > generator.max_batch_size:
-            raise ConfigError(
-                "a job with a negative prompt runs two sequences at once, max_batch_size is"
-                f" {generator.max_batch_size}"
-            )
-        capacity = generator.max_total_tokens
-        self._most_tokens = most_new_tokens(self.sequences, capacity)
-        limit = self.options.max_new_tokens
-        tokens = 1 if limit is None else limit
-        if self._step() is not None:
-            tokens = min(tokens, 1)
-        if tokens > self._most_tokens:
-            lengths = " and ".join(str(len(sequence)) for sequence in self.sequences)
-            raise CacheFullError(
-                f"job cannot be enqueued: a prompt of {lengths} tokens"
-                + ("" if limit is None else f" and {limit} new tokens")
-                + f" needs {places_needed(self.sequences, tokens)} places in the cache, which has"
-                f" {capacity}"
-            )
-
-    def _step(self) -> int | None:
-        """New tokens for which pages are taken at a time; None: for all."""
-        step = self.options.max_rq_tokens
-        return UNLIMITED_WINDOW if step is None and self.options.max_new_tokens is None else step
-
-    def _pages_wanted(self) -> list[int]:
-        most, limit = self._most_tokens, self.options.max_new_tokens
-        left = (most if limit is None else min(most, limit)) - self.new_tokens
-        return pages_wanted(self.sequences, left, self._step())
-
     def missing_pages(self, table: PageTable) -> int:
         """Free pages that the next round lacks; 0 or less if there are enough."""
-        return missing_pages(table, self.sequences, self._pages_wanted(), self._num_held())
+        return self.rounds.missing(table, self.new_tokens, self._num_held())
 
     def try_start(self, table: PageTable) -> bool:
         """Take pages for a round; False if too few are free."""
         if self.tried_at == table.version:
             return False
-        counts = self._pages_wanted()
-        found = take_pages(table, self.sequences, counts, self._num_held())
+        found = self.rounds.take(table, self.new_tokens, self._num_held())
         if found is None:
             self.tried_at = table.version
             return False
-        self.total_pages = sum(counts)
+        self.total_pages = len(self.pages())
         if self.first_round:
             self.cached_pages, self.cached_tokens = found
             self.first_round = False
@@ -444,7 +410,7 @@ class Job:
         if self._banned_at:  # masks further on were for a text that is gone
             first = self.final_length(self.sequence) - 1
             self._banned_at = {k: v for k, v in self._banned_at.items() if first <= k <= position}
-        full = self.new_tokens >= self._most_tokens
+        full = self.new_tokens >= self.rounds.most
         limit = self.new_tokens == self.options.max_new_tokens
         assert self.stream is not None
         told = report(token, logits, row, self.options)

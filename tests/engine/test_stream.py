@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from exl3.errors import CacheFullError
 from exl3.generator.automaton import fold
 from exl3.generator.sampler import CustomSampler, SS_AdaptiveP, SS_Mirostat
 from exl3.generator.stops import LoopDetector
@@ -225,6 +226,17 @@ def test_token_healing(make) -> None:
     whole = b"".join(pieces[i] for i in drawn).decode()
     assert text(events) == whole[1:] == events[-1]["full_completion"]
     assert events[-1]["prompt_tokens"] == 21 and events[-1]["new_tokens"] == 6
+
+
+def test_a_job_that_was_refused_heals_one_token_only(make) -> None:
+    generator = make(model=FakeModel(letters=b"abc the"))
+    ids = [*prompt(250), 3 + ord(" ")]
+    item = job(ids, token_healing=True, max_new_tokens=8)
+    with pytest.raises(CacheFullError):
+        make(1).enqueue(item)
+    events = run(generator, item)[item]
+    said = item.sequence.input_ids.numpy().tolist()
+    assert said == ids[:-1] + tokens(events) and events[-1]["new_tokens"] == 8
 
 
 @pytest.mark.parametrize(("window", "reps"), [(8, 2), (9, 4), (3, 2), (20, 3)])
