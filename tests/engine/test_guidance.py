@@ -20,6 +20,7 @@ from exl3.generator.sampler import (
     SS_BanTokens,
     SS_Sample,
 )
+from exl3.integration.transformers import patch_transformers
 from tests.engine.fake import FakeCache, FakeModel, drafting
 from tests.engine.reference import run_alone
 from tests.engine.test_generator import prompt, run, text, tokens
@@ -459,3 +460,20 @@ def test_a_real_model(loaded, which: int) -> None:
     assert (got.log_softmax(-1) - want.log_softmax(-1)).abs().max() < 0.3
     assert said[0].tolist() == got.argmax(-1).tolist()
     assert (got[0] - unguided[0]).abs().max() > 0.3
+
+
+def test_transformers_guides_alike(loaded) -> None:
+    """Its own implementation, on the same weights."""
+    transformers = pytest.importorskip("transformers")
+    patch_transformers()
+    model, (cache, _), tokenizer = loaded
+    prompts = [torch.randint(3, 500, (1, length)) for length in (20, 9)]
+    item = Job(prompts, cfg_scale=3.0, max_new_tokens=8, sampler=ArgmaxSampler())
+    said = tokens(run(Generator(model, cache, tokenizer), item)[item])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(str(DIRECTORY), dtype=torch.float32)
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    plain = theirs.generate(prompts[0], **options)
+    guided = theirs.generate(
+        prompts[0], guidance_scale=3.0, negative_prompt_ids=prompts[1], **options
+    )
+    assert said == guided[0, 20:].tolist() != plain[0, 20:].tolist()
