@@ -45,15 +45,15 @@ def job(ids: torch.Tensor, **kwargs) -> Job:
 
 
 def check(loaded, ids: torch.Tensor, events: list[dict]) -> None:
-    """The logits of every step are those of one pass without a cache. Single rows are multiplied
-    with 8-bit activations, many rows are not: hence the tolerance, against a spread of 0.8."""
+    """The logits of every step are those of one pass without a cache, but for what float16 keys
+    and values change, against a spread of 0.8."""
     model, _, tokenizer = loaded
     got = torch.cat([e["logits"][0] for e in events if "logits" in e])
     said = tokens(events)
     whole = torch.cat([ids, torch.tensor([said])], 1)
     want = model.forward(whole)[0, ids.shape[1] - 1 : -1]
     width = tokenizer.actual_vocab_size
-    assert (got - want)[:, :width].abs().max() < 0.12
+    assert (got - want)[:, :width].abs().max() < 0.1
     assert said == got.argmax(-1).tolist() and len(said) == 6
     assert text(events) == tokenizer.decode(torch.tensor(said))
 

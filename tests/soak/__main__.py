@@ -95,6 +95,7 @@ async def soak(plan: Plan, model: Any, tokenizer: Any, folder: str) -> dict[str,
     cache.detach_from_model()
     reference = Cache(model, 4096)
     figures.update(compare(model, reference, tokenizer, tally.greedy))
+    figures["exact"] = model.output_device.type == "cpu"
     figures["faults"] = tally.faults + verdict(plan, figures)
     return figures
 
@@ -117,6 +118,8 @@ async def warm_up(generator: AsyncGenerator, plan: Plan) -> None:
 def verdict(plan: Plan, figures: dict[str, Any]) -> list[str]:
     """Limits that the figures break."""
     out = []
+    if figures["exact"] and figures["equal"] < figures["compared"]:
+        out.append(f"{figures['equal']} of {figures['compared']} greedy answers are those alone")
     if figures["worst_gap"] > plan.max_gap:
         out.append(f"a greedy token falls short of the best by {figures['worst_gap']:.2f}")
     if figures["memory"]["bytes"] > plan.max_growth:

@@ -70,9 +70,9 @@ def compare(
 ) -> dict[str, float | int]:
     """Greedy requests again, one by one, on a cache without tiers.
 
-    Batches of other sizes round differently, so that tokens of almost equal logits may swap. Each
-    token is therefore also judged by the logits of one pass over the whole text, without a cache:
-    `worst_gap` is the most by which a drawn token fell short of the best, divided by what guidance
+    On the CPU they must be equal. On CUDA batches of other sizes round differently, so that tokens
+    of almost equal logits may swap. Each token is therefore also judged by the logits of one pass
+    over the whole text, without a cache: `worst_gap` is the most by which a drawn token fell short of the best, divided by what guidance
     multiplies rounding with.
     """
     generator = Generator(model, cache, tokenizer)
