@@ -27,10 +27,16 @@ class Prompts:
     encode_special_tokens: bool
 
     def __post_init__(self) -> None:
-        listed = isinstance(self.prompt, list | tuple)
-        if not all(isinstance(text, str) for text in (self.prompt if listed else [self.prompt])):
+        self._check_texts("prompt", self.prompt)
+        if self.negative_prompt is not None:
+            self._check_texts("negative_prompt", self.negative_prompt)
+
+    @staticmethod
+    def _check_texts(name: str, given: Any) -> None:
+        texts = given if isinstance(given, list | tuple) else [given]
+        if not all(isinstance(text, str) for text in texts):
             raise ConfigError(
-                f"prompt is {self.prompt!r:.60}, expected a str or a list of them; for token ids"
+                f"{name} is {given!r:.60}, expected a str or a list of them; for token ids"
                 " use enqueue(Job(ids))"
             )
 

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from exl3 import Cache, Config, Generator, Model, Tokenizer
+from exl3 import Cache, Config, Generator, Job, Model, Tokenizer
 from exl3.errors import ConfigError
 from exl3.generator import LLGuidanceFilter
 from exl3.generator.sampler import (
@@ -65,6 +65,24 @@ def check_person(said: str) -> None:
     assert list(value) == ["name", "age", "tags"]
     assert len(value["name"]) <= 8 and 0 <= value["age"] <= 99
     assert set(value["tags"]) <= {"a", "bb", "foo bar"} and len(value["tags"]) <= 3
+
+
+@pytest.mark.parametrize("scale", [0.0, 2.0, 50.0])
+def test_a_schema_is_kept_with_a_negative_prompt(generator, scale: float) -> None:
+    filter = LLGuidanceFilter(generator.tokenizer, json_schema=PERSON, eos_after_completed=True)
+    prompts = [torch.tensor([ids(generator, prompt)]) for prompt in ("Hello", "No!")]
+    item = Job(
+        prompts,
+        cfg_scale=scale,
+        filters=[filter],
+        banned_strings=["bb", "1"],
+        max_new_tokens=300,
+        sampler=CategoricalSampler(1.5),
+        seed=1,
+    )
+    said = text(run(generator, item)[item])
+    check_person(said)
+    assert "bb" not in said and "1" not in said
 
 
 @pytest.mark.parametrize("seed", range(6))

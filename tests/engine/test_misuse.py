@@ -123,6 +123,8 @@ CALLS = {
     "generate(None)": lambda p: p.generator.generate(None, 3),
     "generate(5)": lambda p: p.generator.generate(5, 3),
     "generate(ids)": lambda p: p.generator.generate([1, 2], 3),
+    "generate, negative": lambda p: p.generator.generate("a", 3, negative_prompt=5, cfg_scale=2),
+    "generate, scale": lambda p: p.generator.generate("a", 3, negative_prompt="b", cfg_scale="2"),
     "generate, sampler": lambda p: p.generator.generate("a", 3, sampler="greedy"),
     "generate, samplers": lambda p: p.generator.generate(["a", "b"], 3, sampler=[ArgmaxSampler()]),
     "generate, filters": lambda p: p.generator.generate("a", 3, filters="json"),
