@@ -174,7 +174,7 @@ class Measurement:
 
     def _parts(self) -> Iterator[slice]:
         """Rows that are run together."""
-        step = max(1, TOKENS_PER_PASS // self.ids.shape[1])
+        step = max(1, TOKENS_PER_PASS["cpu"] // self.ids.shape[1])
         for start in range(0, self.ids.shape[0], step):
             yield slice(start, start + step)
 

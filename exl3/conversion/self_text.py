@@ -49,7 +49,6 @@ def openings(tokenizer: Tokenizer) -> list[list[int]]:
     return result
 
 
-@torch.inference_mode()
 def sample_text(
     config: Config,
     tokenizer: Tokenizer,
@@ -90,8 +89,8 @@ def sample_text(
     return torch.cat(parts)
 
 
+@torch.inference_mode()
 def _sample(model: Model, cache: Cache, opening: Tensor, *, seed: int, tokens: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
     length = cache.max_num_tokens // BATCH
     ids = opening
     params: dict[str, Any] = {
@@ -101,10 +100,14 @@ def _sample(model: Model, cache: Cache, opening: Tensor, *, seed: int, tokens: i
         "last_tokens_only": 1,
     }
     step, past = ids, 0
-    while ids.shape[1] < tokens:
+    written = [ids]
+    generator: torch.Generator | None = None
+    while past + step.shape[1] < tokens:
         logits = model.forward(step, {**params, "past_len": past})[:, -1].float()
         past += step.shape[1]
-        chances = torch.softmax(logits[:, : model.config.vocab_size] / _TEMPERATURE, -1).cpu()
+        if generator is None:  # where the logits are: nothing waits for the device
+            generator = torch.Generator(logits.device).manual_seed(seed)
+        chances = torch.softmax(logits[:, : model.config.vocab_size] / _TEMPERATURE, -1)
         step = torch.multinomial(chances, 1, generator=generator)
-        ids = torch.cat([ids, step], 1)
-    return ids[:, :tokens]
+        written.append(step)
+    return torch.cat([part.cpu() for part in written], 1)[:, :tokens]

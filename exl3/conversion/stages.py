@@ -224,11 +224,12 @@ def _relative_error(output: Tensor | None, plain: Tensor | None) -> float:
     """Squared error over squared size; rows left out are zero in both."""
     if output is None or plain is None:
         return 0.0
-    energy = error = 0.0
+    sums = torch.zeros(2, dtype=torch.float64, device=output.device)
     for row, exact in zip(output, plain, strict=True):  # all at once would take two copies more
-        energy += float(exact.square().sum(dtype=torch.float64))
-        error += float((row - exact).square().sum(dtype=torch.float64))
-    return error / max(energy, 1e-30)
+        sums[0] += (row - exact).square().sum(dtype=torch.float64)
+        sums[1] += exact.square().sum(dtype=torch.float64)
+    error, energy = sums.tolist()
+    return float(error / max(energy, 1e-30))
 
 
 def _use(module: Module, results: dict[str, QuantizedLinear]) -> None:

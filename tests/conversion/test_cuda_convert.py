@@ -10,9 +10,11 @@ import torch
 from tiny_conversion import convert, digests
 
 from exl3.conversion.device import conversion_device, placed
+from exl3.conversion.self_text import BATCH, sample_text
 from exl3.errors import ConfigError
 from exl3.evaluation import kl_divergence
 from exl3.model import Config, Model
+from exl3.tokenizer import Tokenizer
 
 
 def run(arguments: list[str], folder: Path, device: str, *more: str) -> Path:
@@ -50,6 +52,15 @@ def test_same_bytes_and_equal_quality(
     assert len(errors[0]) == len(errors[1])
     for a, b in zip(*errors, strict=True):
         assert abs(a - b) < 0.2 * a
+
+
+@pytest.mark.cuda
+def test_own_text_on_the_device(device: torch.device, source: Path) -> None:
+    config = Config.from_directory(str(source))
+    tokenizer = Tokenizer(config)
+    texts = [sample_text(config, tokenizer, seed=3, tokens=20, device=device) for _ in range(2)]
+    assert texts[0].shape == (BATCH, 20) and texts[0].device.type == "cpu"
+    assert torch.equal(texts[0], texts[1]) and len(texts[0].unique()) > 20
 
 
 @pytest.mark.cuda
