@@ -16,7 +16,14 @@ from .registry import fake, ops
 TILE = 256
 STATES = 65536
 LANES = 16
+# The fixed point of `exl3/encode.h`.
 TAGGED_BITS = 4
+COARSE_BITS = 2
+SQUARE = 2048
+LARGEST = 10900  # of a value at 3 and 4 bits: its square over SQUARE fits 16 bits
+GAIN = 27  # at 1 and 2 bits, with the limit below: weights fit a byte
+COARSE_LIMIT = 1.15
+LIMIT = 1.5
 
 
 @fake("trellis_encode")
@@ -49,18 +56,23 @@ def search_table(codebook: Codebook, bits: int, device: torch.device | str = "cp
     """The edges of one codebook and bit rate in fixed point.
 
     Up to 4 bits an edge is c^2 - 2wc as two products of int16, all multiples of 2^bits; above,
-    c itself, to be subtracted and squared. The rounding costs less than 0.05 % of the error.
+    c itself, to be subtracted and squared. At 1 and 2 bits one of the factors, the weight, is a
+    byte, which costs 0.1 % of the error; elsewhere the rounding costs less than 0.05 %.
     """
     exact = codebook.values()
     values = exact.double()
     most = float(values.abs().max())
-    limit = 1.5 * most
-    if bits <= TAGGED_BITS:
-        unit, scale = most**2 / 65535, 32767 / most
-        gain = int(32767 / 2**bits / (2 / unit / scale * limit))
-        weight_scale = -2 * gain / unit / scale
-        limit *= 0.99  # then y * 2^bits is the sum of a signed byte and 256 times another
-        first, second = (values**2 / unit).round() - 32768, (values * scale).round()
+    limit = LIMIT * most
+    if bits <= COARSE_BITS:
+        unit = 1 << bits
+        limit, gain = COARSE_LIMIT * most, GAIN
+        first = ((values / most) ** 2 * 65535 / unit).floor() * unit - 32768
+        second = (values / most * 32767 / unit).floor() * unit
+        weight_scale = -4 * gain / most
+    elif bits <= TAGGED_BITS:
+        second = (values * (LARGEST / most)).round()
+        first = ((second**2 + SQUARE / 2) / SQUARE).floor() - 32768
+        weight_scale, gain = -2 * LARGEST / most / 2**bits, SQUARE >> bits
     else:
         weight_scale, gain = math.floor(32767 / (most + limit)), 0
         first, second = (values * weight_scale).round(), torch.zeros_like(values)

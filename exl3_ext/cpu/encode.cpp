@@ -63,8 +63,8 @@ class Walk {
     t.choice = choices(step_);
     t.low = low_;
     const int16_t y = weight_[(origin_ + step_) & (kTileNumel - 1)];
-    t.y[0] = tagged_ ? static_cast<int16_t>(p_->gain << p_->bits) : y;
-    t.y[1] = tagged_ ? static_cast<int16_t>(y * (1 << p_->bits)) : int16_t{0};
+    t.y[0] = tagged_ ? static_cast<int16_t>(p_->gain * encode_unit(p_->bits)) : y;
+    t.y[1] = tagged_ ? static_cast<int16_t>(y * encode_unit(p_->bits)) : int16_t{0};
   }
 
   // Takes the result of a step; true when the tile is encoded.
@@ -82,7 +82,7 @@ class Walk {
       write(p);
       return true;
     }
-    if (step_ < kEncodeMaxSteps) {
+    if (step_ < kEncodePatience[p_->bits].most) {
       goal_ += kEncodePatience[p_->bits].more;
       return false;
     }
@@ -107,7 +107,7 @@ class Walk {
     low_ = 0;
     for (int i = 0; i < nodes_; ++i) {
       const int tag = tagged_ ? i >> (16 - 2 * p_->bits) : 0;
-      costs_[i] = (node < 0 || i == node ? 0 : kEncodeCap & -256) | tag;
+      costs_[i] = (node < 0 || i == node ? 0 : encode_cap(p_->bits) & -256) | tag;
     }
   }
 

@@ -9,7 +9,7 @@
 // Up to kEncodeTaggedBits edges are multiples of 2^bits and the low bits of a cost hold the h of
 // its own node, so that the minimum says which predecessor won.
 //
-// Range: edges lie between -0.95e9 and 1.3e9 (2^30 for squares); a cost is at most kEncodeCap and
+// Range: edges lie between -0.95e9 and 1.3e9 (2^30 for squares); a cost is at most encode_cap and
 // the least cost of a row is never below the least edge. So base + edge fits 32 bits.
 #pragma once
 #include "exl3/encode.h"
@@ -24,7 +24,7 @@ struct EncodeStep {
   int count;  // tiles, 1..kEncodeBatch
   struct Tile {
     const int32_t* before;  // [nodes]
-    int32_t* after;         // [nodes] cost less min(low, kEncodeShift), at most kEncodeCap
+    int32_t* after;         // [nodes] cost less encode_shift(low), at most encode_cap
     uint16_t* choice;       // [nodes/16, bits]: bit i of the h of each lane. Tagged rates only
     int32_t low;            // in: the least of `before`; out: the least of `after`
     int16_t y[2];           // multipliers (tagged) or weight and 0

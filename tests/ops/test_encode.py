@@ -101,13 +101,30 @@ def test_costs_cannot_overflow(codebook: Codebook, bits: int) -> None:
     search = search_table(codebook, bits)
     first, second = search.table.double().unbind(-1)
     y = round(search.weight_limit * search.weight_scale)
+    unit = 1 if bits <= 2 else 2**bits
     if bits <= 4:
-        assert search.gain >= 255 and abs(y) << bits < 2**15
-        edges = torch.stack([(first * search.gain + second * s * y) * 2**bits for s in (-1, 1)])
+        assert abs(y) * unit < 2**15
+        edges = torch.stack([(first * search.gain + second * s * y) * unit for s in (-1, 1)])
+        assert not bool((edges % 2**bits).any())  # the tag lies below
     else:
         assert float(first.abs().max()) + abs(y) < 2**15
         edges = torch.stack([(first - s * y) ** 2 for s in (-1, 1)])
     assert edges.max() + 800e6 < 2**31 and 2 * edges.min() > -(2**31)
+
+
+@pytest.mark.parametrize("codebook", list(Codebook), ids=lambda c: c.label)
+@pytest.mark.parametrize("bits", range(1, 5))
+def test_table_is_what_cuda_takes_it_for(codebook: Codebook, bits: int) -> None:
+    """At 1 and 2 bits weight and gain are bytes; above, one number gives the other."""
+    search = search_table(codebook, bits)
+    first, second = search.table.int().unbind(-1)
+    y = round(search.weight_limit * search.weight_scale)
+    if bits <= 2:
+        assert abs(y) < 128 and 0 < search.gain < 128
+        assert not bool(((first | second) % 2**bits).any())
+    else:
+        assert search.gain << bits == 2048
+        assert torch.equal(first, ((second * second + 1024) >> 11) - 32768)
 
 
 def test_bad_arguments_are_named() -> None:

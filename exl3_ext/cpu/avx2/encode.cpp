@@ -74,12 +74,12 @@ static void step(const int16_t* table, EncodeStep::Tile* tiles) {
   constexpr int kNodes = kStates >> K, kFan = 1 << K, kOld = kNodes >> K;
   constexpr bool kTagged = K <= kEncodeTaggedBits;
   constexpr int kPeriod = K < 4 ? 16 >> K : 1;
-  const __m256i cap = _mm256_set1_epi32(kEncodeCap);
+  const __m256i cap = _mm256_set1_epi32(encode_cap(K));
   __m256i y[B], shift[B], low[B];
   for (int b = 0; b < B; ++b) {
     const EncodeStep::Tile& t = tiles[b];
     y[b] = _mm256_set1_epi32((uint16_t)t.y[0] | (uint32_t)(uint16_t)t.y[1] << 16);
-    shift[b] = _mm256_set1_epi32(t.low < kEncodeShift ? t.low : kEncodeShift);
+    shift[b] = _mm256_set1_epi32(encode_shift(K, t.low));
     low[b] = cap;
   }
   for (int row = 0; row < kNodes / 16; ++row) {
@@ -106,7 +106,7 @@ static void step(const int16_t* table, EncodeStep::Tile* tiles) {
         const __m128i bytes = low_bytes(best[b][0], best[b][1]);
         for (int i = 0; i < K; ++i)
           t.choice[row * K + i] = (uint16_t)_mm_movemask_epi8(_mm_slli_epi16(bytes, 7 - i));
-        const __m256i keep = _mm256_set1_epi32(-kFan);
+        const __m256i keep = _mm256_set1_epi32(encode_keep(K));
         const __m256i tag = _mm256_set1_epi32(row >> (12 - 2 * K));
         c0 = _mm256_or_si256(_mm256_and_si256(c0, keep), tag);
         c1 = _mm256_or_si256(_mm256_and_si256(c1, keep), tag);

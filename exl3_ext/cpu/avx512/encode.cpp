@@ -43,13 +43,13 @@ static void step(EncodeStep& s) {
   constexpr bool kTagged = K <= kEncodeTaggedBits;
   constexpr int kPeriod = K < 4 ? 16 >> K : 1;
   const __m512i order = node_order<K>();
-  const __m512i cap = _mm512_set1_epi32(kEncodeCap);
-  const __m512i keep = _mm512_set1_epi32(-kFan);
+  const __m512i cap = _mm512_set1_epi32(encode_cap(K));
+  const __m512i keep = _mm512_set1_epi32(encode_keep(K));
   __m512i y[B], shift[B], low[B];
   for (int b = 0; b < B; ++b) {
     const EncodeStep::Tile& t = s.tile[b];
     y[b] = _mm512_set1_epi32((uint16_t)t.y[0] | (uint32_t)(uint16_t)t.y[1] << 16);
-    shift[b] = _mm512_set1_epi32(t.low < kEncodeShift ? t.low : kEncodeShift);
+    shift[b] = _mm512_set1_epi32(encode_shift(K, t.low));
     low[b] = cap;
   }
   const int16_t* table = s.table;

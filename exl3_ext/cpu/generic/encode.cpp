@@ -40,11 +40,11 @@ void step(const int16_t* table, EncodeStep::Tile& t) {
   constexpr int kNodes = kStates >> K, kFan = 1 << K, kOld = kNodes >> K;
   constexpr bool kTagged = K <= kEncodeTaggedBits;
   constexpr int kPeriod = K < 4 ? 16 >> K : 1;  // predecessors of a row for one h
-  const int32_t shift = t.low < kEncodeShift ? t.low : kEncodeShift;
-  int32_t low = kEncodeCap;
+  const int32_t cap = encode_cap(K), keep = encode_keep(K), shift = encode_shift(K, t.low);
+  int32_t low = cap;
   for (int row = 0; row < kNodes / kLanes; ++row) {
     int32_t best[kLanes];
-    for (int i = 0; i < kLanes; ++i) best[i] = kEncodeCap + shift;
+    for (int i = 0; i < kLanes; ++i) best[i] = cap + shift;
     const int first = K < 4 ? row * kPeriod : row >> (K < 4 ? 0 : K - 4);
     for (int h = 0; h < kFan; ++h) {
       const int32_t* old = t.before + h * kOld + first;
@@ -61,7 +61,7 @@ void step(const int16_t* table, EncodeStep::Tile& t) {
     }
     for (int i = 0; i < kLanes; ++i) {
       int32_t cost = best[i] - shift;
-      if (kTagged) cost = (cost & -kFan) | (row >> (kTagged ? 12 - 2 * K : 0));
+      if (kTagged) cost = (cost & keep) | (row >> (kTagged ? 12 - 2 * K : 0));
       t.after[row * kLanes + (i % kPeriod) * kFan % kLanes + i / kPeriod] = cost;
       low = cost < low ? cost : low;
     }

@@ -24,10 +24,10 @@ __global__ void check_kernel(const float* x, int64_t n, SearchHeader* header) {
     if (!isfinite(x[i])) atomicMin(&header->bad, static_cast<unsigned long long>(i));
 }
 
-// Fewer tiles side by side when that still takes all of them at once.
+// The fewest tiles side by side that still take all of them at once.
 SearchShape shape_of(int64_t n_tiles, int bits, int multiprocessors) {
-  const int most = most_tiles(bits), half = std::max(most / 2, 1);
-  const int tiles = n_tiles <= int64_t{half} * multiprocessors ? half : most;
+  int tiles = 1;
+  while (tiles < most_tiles(bits) && n_tiles > int64_t{tiles} * multiprocessors) tiles *= 2;
   return {tiles, static_cast<int>(std::min<int64_t>(n_tiles, multiprocessors))};
 }
 

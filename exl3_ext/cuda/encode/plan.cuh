@@ -2,8 +2,15 @@
 //
 // Nodes fall into groups: those with equal low bits (`q`) lead to the same 2^K nodes q*2^K + j. A
 // thread owns the edges between the predecessors h and some successors j of its groups, the same
-// ones at every step, so that its part of the table stays in registers and in its own column of
-// shared memory. A node's costs of T tiles lie together and are read and written as one vector.
+// ones at every step, so that its part of the table stays where it is. It works through them in
+// passes; a pass ends with the costs of its nodes, which go to the other of two buffers.
+//
+//            states of the table           node costs           T            a pass
+//   K = 1,2  two int16 each                int16                1            two groups side by
+//   side K >= 3   one int16 each                T int32 together     1, 2, 4      up to 8 nodes of
+//   a group
+//
+// Registers and the thread's column of shared memory hold the table.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -28,40 +35,53 @@ struct alignas(4 * T) Cost {
 
 template <int K, int T>
 struct Plan {
-  static constexpr bool kTagged = K <= kEncodeTaggedBits;
-  static constexpr bool kSplit = K == 8;  // two threads share the predecessors of a node
+  static constexpr bool kTagged = K <= kEncodeTaggedBits, kCoarse = K <= kEncodeCoarseBits;
+  static constexpr bool kSplit = K == 8;  // two lanes share the predecessors of a node
   static constexpr int kNodes = kStates >> K, kFan = 1 << K, kGroups = kNodes >> K;
   static constexpr int kPreds = kSplit ? kOwnStates : kFan;
+  static constexpr int kSide = kCoarse ? 2 : 1;  // groups side by side
   static constexpr int kSuccs = K <= 3 ? kFan : at_least(kOwnStates >> K, 1);
-  static constexpr int kOwnGroups = kOwnStates / (kPreds * kSuccs);
-  static constexpr int kMine = kOwnGroups * kSuccs;  // nodes of a thread
-  // Where the states of a thread are kept; what is left lies in global memory.
-  static constexpr int kInRegisters = K == 1 ? 32 : 64, kInShared = K == 1 ? 32 : 64;
-  static constexpr int kInGlobal = kOwnStates - kInRegisters - kInShared;
+  static constexpr int kPassSuccs = K == 4 ? kSuccs / 2 : kSuccs;
+  static constexpr int kPassNodes = kSide * kPassSuccs;
+  static constexpr int kPasses = kOwnStates / (kPreds * kPassNodes);
+  static constexpr int kMine = kPasses * kPassNodes;  // nodes of a thread
+  // The thread's part of the table in words, and where it is kept.
+  static constexpr int kTable = kCoarse ? kOwnStates : kOwnStates / 2;
+  static constexpr int kInRegisters = kCoarse ? 80 : 48, kInShared = kTable - kInRegisters;
   // A gap every 2^kGap nodes keeps the writes of a warp in different banks.
   static constexpr int kGap = at_least(K, log2_of(32 / T));
   static constexpr int kPlaces = kNodes + (kNodes >> kGap);
   static constexpr int kChoiceBits = K == 3 ? 4 : K;
   static constexpr int kPerWord = 32 / kChoiceBits;  // choices in a word
   static constexpr int kWords = kTagged ? (kMine + kPerWord - 1) / kPerWord : 0;
-  // Bytes that a step leaves for the trace: choices, or costs.
+  // Bytes that a step leaves for the trace: choices, or the costs before it, tile by tile.
   static constexpr int64_t kRowBytes =
       kTagged ? int64_t{kWords} * T * kSearchThreads * 4 : int64_t{kNodes} * T * 4;
-  static constexpr int64_t kBlockBytes =
-      kEncodeRing * kRowBytes + int64_t{kInGlobal} * kSearchThreads * 4;
+  static constexpr int64_t kBlockBytes = kEncodeRing * kRowBytes;
 
   static __device__ constexpr int place(int node) { return node + (node >> kGap); }
-  static __device__ int group(int tid, int g) {
-    if constexpr (K <= 3) return g * kSearchThreads + tid;
+  // The group of a pass, the first of kSide.
+  static __device__ int group(int tid, int pass) {
+    if constexpr (K <= 3) return (pass * kSearchThreads + tid) * kSide;
     return tid & (kGroups - 1);
   }
-  // Node m of a thread.
-  static __device__ int node(int tid, int m) {
-    if constexpr (K <= 3) return ((m / kSuccs) * kSearchThreads + tid) * kFan + m % kSuccs;
-    if constexpr (kSplit) return tid & (kNodes - 1);
-    return (tid & (kGroups - 1)) * kFan + tid / kGroups * kSuccs + m;
+  // The first node of a pass; the others follow it.
+  static __device__ int node(int tid, int pass) {
+    if constexpr (K <= 3) return group(tid, pass) * kFan;
+    if constexpr (kSplit) return tid / 32 * 16 + tid % 16;
+    return (tid & (kGroups - 1)) * kFan + tid / kGroups * kSuccs + pass * kPassSuccs;
   }
-  static __device__ int first_pred(int tid) { return kSplit ? tid / kNodes * kPreds : 0; }
+  // The thread of a node, and which of its nodes it is.
+  static __device__ int owner(int node, int& mine) {
+    if constexpr (K <= 3) {
+      const int at = node / kPassNodes;
+      mine = at / kSearchThreads * kPassNodes + node % kPassNodes;
+      return at % kSearchThreads;
+    }
+    mine = node % kSuccs;
+    return node / kFan + node % kFan / kSuccs * kGroups;
+  }
+  static __device__ int first_pred(int tid) { return kSplit ? (tid / 16 & 1) * kPreds : 0; }
   static __device__ int tag(int node) { return kTagged ? node >> (16 - 2 * K) : 0; }
 
   // Where the pair of a state is in the table (exl3/ops/encode.py).
@@ -71,9 +91,10 @@ struct Plan {
     const int lane = K < 4 ? (in_row & (kFan - 1)) * kPeriod + (in_row >> K) : in_row;
     return ((node >> 4) * kFan + h) * 16 + lane;
   }
+  // The thread's states in the order of use: pass, predecessor, node.
   static __device__ int table_at_own(int tid, int e) {
-    const int m = e / (kPreds * kSuccs) * kSuccs + e % kSuccs;
-    return table_at(first_pred(tid) + e / kSuccs % kPreds, node(tid, m));
+    const int pass = e / (kPreds * kPassNodes), h = e / kPassNodes % kPreds;
+    return table_at(first_pred(tid) + h, node(tid, pass) + e % kPassNodes);
   }
 };
 
@@ -86,15 +107,55 @@ struct Slot {
   uint16_t path[kEncodeRing];
 };
 
+// Node costs of K >= 3.
+template <int K, int T>
+struct Costs {
+  using P = Plan<K, T>;
+  Cost<T> at[2][P::kPlaces];
+  __device__ int32_t get(int buffer, int node, int t) const {
+    return at[buffer][P::place(node)].of[t];
+  }
+  __device__ void set(int buffer, int node, int t, int32_t cost) {
+    at[buffer][P::place(node)].of[t] = cost | P::tag(node);
+  }
+};
+
+// Those of 1 and 2 bits, in units of 256.
+template <int K>
+struct CoarseCosts {
+  using P = Plan<K, 1>;
+  int16_t at[2][P::kNodes];
+  __device__ int32_t get(int buffer, int node, int) const { return at[buffer][node] * 256; }
+  __device__ void set(int buffer, int node, int, int32_t cost) {
+    at[buffer][node] = static_cast<int16_t>(cost >> 8);
+  }
+};
+template <>
+struct Costs<1, 1> : CoarseCosts<1> {};
+template <>
+struct Costs<2, 1> : CoarseCosts<2> {};
+
+// Word i of the thread's table, asked for in order.
+template <int N, int M>
+static __device__ __forceinline__ uint32_t table_word(const uint32_t (&mine)[N],
+                                                      const uint4 (&rest)[M][kSearchThreads],
+                                                      uint4& quad, int i) {
+  if (i < N) return mine[i < N ? i : 0];
+  if ((i - N) % 4 == 0) quad = rest[(i - N) / 4][threadIdx.x];
+  const int part = (i - N) % 4;
+  return part == 0 ? quad.x : part == 1 ? quad.y : part == 2 ? quad.z : quad.w;
+}
+
 template <int K, int T>
 struct Shared {
-  uint4 table[at_least(Plan<K, T>::kInShared / 4, 1)][kSearchThreads];
-  Cost<T> cost[Plan<K, T>::kPlaces];
-  Cost<T> half[Plan<K, T>::kSplit ? 256 : 1];
+  alignas(16) Costs<K, T> cost;
+  uint4 table[Plan<K, T>::kInShared / 4][kSearchThreads];
   Slot slot[T];
-  int32_t low[2][T];  // least cost before and after the step, by the parity of the clock
-  int best[T];
-  int event;  // the clock at which a slot reaches its goal
+  int32_t low[3][T];     // least cost before the step, after it, and the next one's
+  int best[T];           // node of the least cost
+  int64_t following[T];  // the slot's next tile
+  int closed[T];         // step at which the lap to write begins, or -1
+  int event;             // the clock at which a slot reaches its goal
 };
 
 }  // namespace exl3::cuda

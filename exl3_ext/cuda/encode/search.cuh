@@ -1,47 +1,51 @@
 // The trellis search of one bit rate: a thread block takes T tiles round their circles together.
 //
-// Work split: plan.cuh. Memory: a quarter of the register file and 64 to 128 KiB of shared memory
-// hold the table; node costs are updated in place; choices (costs from 5 bits on) of the last 512
-// steps go to global memory. Bound by the arithmetic pipes. A tile that closes is replaced by the
-// next one, so results do not depend on which tiles share a block.
+// Work split: plan.cuh. Memory: a quarter of the register file holds the table (at 1 and 2 bits
+// together with 96 KiB of shared memory), shared memory two buffers of node costs; choices (costs
+// from 5 bits on) of the last 512 steps go to global memory. One barrier a step. Bound by the
+// arithmetic pipes. A tile that closes is replaced by the next one, so results do not depend on
+// which tiles share a block.
 #pragma once
+#include "cuda/encode/coarse.cuh"
 #include "cuda/encode/launch.h"
+#include "cuda/encode/step.cuh"
 #include "cuda/encode/trace.cuh"
 
 namespace exl3::cuda {
 
-// Makes a tile the slot's next one. By one warp.
+// Makes a tile the slot's next one. By kTileNumel threads or more, before a barrier.
 template <int K>
-static __device__ void load_tile(const EncodeParams& p, Slot& slot, int64_t tile, int first) {
-  constexpr int kGoal = kTileNumel + kEncodePatience[K].first;
-  const int lane = threadIdx.x % 32;
+static __device__ void load_tile(const EncodeParams& p, Slot& slot, int64_t tile, bool first) {
   const bool there = tile < p.n_tiles;
-  for (int i = lane; i < kTileNumel && (there || first); i += 32) {
+  const int i = threadIdx.x;
+  if (i < kTileNumel && (there || first)) {
     const float w = there ? p.tiles[tile * kTileNumel + i] : 0.0f;
     const float inside = fminf(fmaxf(w, -p.weight_limit), p.weight_limit);
     slot.weight[i] = static_cast<int16_t>(__float2int_rn(inside * p.weight_scale));
   }
-  if (lane == 0) {
+  if (i == 0) {
     slot.tile = there ? tile : -1;
     slot.origin = 0;
     slot.forced = -1;
     slot.restart = there || first ? -1 : -2;
-    slot.goal = kGoal;
+    slot.goal = kTileNumel + kEncodePatience[K].first;
   }
-  __syncwarp();
+}
+
+static __device__ bool arrives(const Slot& slot, int clock) {
+  return slot.tile >= 0 && slot.begin + slot.goal == clock;
 }
 
 // Sets the costs of slots that start anew and finds the next event. By all threads.
 template <int K, int T>
-static __device__ void begin_walks(Shared<K, T>& s, unsigned char* row, int clock) {
+static __device__ void begin_walks(Shared<K, T>& s, int clock) {
   using P = Plan<K, T>;
   for (int t = 0; t < T; ++t) {
     const int start = s.slot[t].restart;
     if (start == -2) continue;
     for (int i = threadIdx.x; i < P::kNodes; i += kSearchThreads) {
-      const int cost = (start < 0 || i == start ? 0 : kEncodeCap & -256) | P::tag(i);
-      s.cost[P::place(i)].of[t] = cost;
-      if constexpr (!P::kTagged) reinterpret_cast<Cost<T>*>(row)[i].of[t] = cost;
+      const int cost = start < 0 || i == start ? 0 : encode_cap(K) & -256;
+      s.cost.set(clock & 1, i, t, cost);
     }
   }
   __syncthreads();
@@ -52,7 +56,7 @@ static __device__ void begin_walks(Shared<K, T>& s, unsigned char* row, int cloc
       if (slot.restart != -2) {
         slot.begin = clock;
         slot.traced = 0;
-        s.low[clock & 1][t] = 0;
+        s.low[clock % 3][t] = 0;
         if (slot.restart >= 0) slot.goal = kTileNumel;
         slot.restart = -2;
       }
@@ -63,56 +67,74 @@ static __device__ void begin_walks(Shared<K, T>& s, unsigned char* row, int cloc
   __syncthreads();
 }
 
+// Traces a slot that has reached its goal. By one warp.
+template <int K, int T>
+static __device__ void trace_slot(Shared<K, T>& s, Tracer<K, T>& tracer, int t,
+                                  unsigned long long* next) {
+  const Slot& slot = s.slot[t];
+  tracer.trace(slot.forced >= 0 ? slot.forced : s.best[t]);
+  const int at = slot.forced >= 0 ? 0 : tracer.closed_at();
+  if (threadIdx.x % 32) return;
+  s.closed[t] = at;
+  if (at < 0)
+    tracer.go_on();
+  else
+    s.following[t] = static_cast<int64_t>(atomicAdd(next, 1ull));
+}
+
 // Traces the slots that have reached their goal; each gets its next tile or goes on.
 template <int K, int T>
 static __device__ __noinline__ void arrive(const EncodeParams& p, Shared<K, T>& s,
                                            unsigned char* ring, unsigned long long* next,
                                            int clock) {
   using P = Plan<K, T>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int t = 0; t < T; ++t) {
-    if (s.slot[t].begin + s.slot[t].goal != clock) continue;
+    if (threadIdx.x == 0) s.closed[t] = -1;
+    if (!arrives(s.slot[t], clock)) continue;
+    const int32_t low = s.low[clock % 3][t];
     for (int i = threadIdx.x; i < P::kNodes; i += kSearchThreads)
-      if (s.cost[P::place(i)].of[t] == s.low[clock & 1][t]) atomicMin(&s.best[t], i);
+      if ((s.cost.get(clock & 1, i, t) & encode_keep(K)) == low) atomicMin(&s.best[t], i);
   }
   __syncthreads();
-  const int t = threadIdx.x / 32;
-  if (t < T && s.slot[t].tile >= 0 && s.slot[t].begin + s.slot[t].goal == clock) {
+  if (warp < T && arrives(s.slot[warp], clock)) {
+    Slot& slot = s.slot[warp];
+    Tracer<K, T> tracer{p, slot, ring, warp, lane, clock - slot.begin};
+    trace_slot<K, T>(s, tracer, warp, next);
+  }
+  __syncthreads();
+  for (int t = 0; t < T; ++t) {
+    if (s.closed[t] < 0) continue;
     Slot& slot = s.slot[t];
-    const int lane = threadIdx.x % 32;
-    Tracer<K, T> tracer{p, slot, ring, t, lane, clock - slot.begin};
-    if (tracer.arrive(s.best[t])) {
-      unsigned long long tile = 0;
-      if (lane == 0) tile = atomicAdd(next, 1ull);
-      load_tile<K>(p, slot, static_cast<int64_t>(__shfl_sync(kAll, tile, 0)), 0);
-    }
+    Tracer<K, T>{p, slot, ring, t, lane, clock - slot.begin}.write(s.closed[t]);
+    __syncthreads();
+    load_tile<K>(p, slot, s.following[t], false);
   }
   __syncthreads();
-  begin_walks<K, T>(s, ring + (clock & kRingMask) * P::kRowBytes, clock);
+  begin_walks<K, T>(s, clock);
 }
 
 // Puts the thread's part of the table where it belongs.
 template <int K, int T>
 static __device__ __forceinline__ void place_table(const EncodeParams& p,
                                                    uint32_t (&mine)[Plan<K, T>::kInRegisters],
-                                                   Shared<K, T>& s, uint4* rest) {
+                                                   Shared<K, T>& s) {
   using P = Plan<K, T>;
+  constexpr int kEach = P::kCoarse ? 1 : 2;  // states in a word
   const int tid = threadIdx.x;
-  const auto pair = [&](int e) {
-    const int at = 2 * P::table_at_own(tid, e);
-    if constexpr (!P::kTagged) return static_cast<uint32_t>(p.table[at]);
-    return *reinterpret_cast<const uint32_t*>(p.table + at);
+  const auto number = [&](int e, int i) {
+    return static_cast<uint16_t>(p.table[2 * P::table_at_own(tid, e) + i]);
+  };
+  const auto word = [&](int i) {
+    const uint32_t low = number(kEach * i, !P::kCoarse && P::kTagged);
+    const uint32_t high = number(kEach * i + kEach - 1, P::kTagged);
+    return low | high << 16;
   };
 #pragma unroll
-  for (int e = 0; e < P::kInRegisters; ++e) mine[e] = pair(e);
+  for (int i = 0; i < P::kInRegisters; ++i) mine[i] = word(i);
 #pragma unroll 1
-  for (int e = P::kInRegisters; e < kOwnStates; e += 4) {
-    const int i = (e - P::kInRegisters) / 4;
-    const uint4 quad{pair(e), pair(e + 1), pair(e + 2), pair(e + 3)};
-    if (i < P::kInShared / 4)
-      s.table[i][tid] = quad;
-    else
-      rest[(i - P::kInShared / 4) * kSearchThreads + tid] = quad;
-  }
+  for (int i = P::kInRegisters; i < P::kTable; i += 4)
+    s.table[(i - P::kInRegisters) / 4][tid] = {word(i), word(i + 1), word(i + 2), word(i + 3)};
 }
 
 template <int K, int T>
@@ -122,44 +144,41 @@ __global__ void __launch_bounds__(kSearchThreads, 1)
   extern __shared__ __align__(16) unsigned char memory[];
   Shared<K, T>& s = *reinterpret_cast<Shared<K, T>*>(memory);
   unsigned char* ring = blocks + blockIdx.x * P::kBlockBytes;
-  uint4* rest = reinterpret_cast<uint4*>(ring + kEncodeRing * P::kRowBytes);
   uint32_t mine[P::kInRegisters];
-  place_table<K, T>(p, mine, s, rest);
-  if (threadIdx.x / 32 < T) {
-    const int t = threadIdx.x / 32;
-    load_tile<K>(p, s.slot[t], int64_t{t} * gridDim.x + blockIdx.x, 1);
-  }
+  place_table<K, T>(p, mine, s);
+  for (int t = 0; t < T; ++t) load_tile<K>(p, s.slot[t], int64_t{t} * gridDim.x + blockIdx.x, true);
   __syncthreads();
-  begin_walks<K, T>(s, ring, 0);
+  begin_walks<K, T>(s, 0);
+  int now = 0, after = 1, later = 2;  // of the three least costs
+  if (threadIdx.x < T) s.low[after][threadIdx.x] = encode_cap(K);
+  __syncthreads();
   for (int clock = 0;; ++clock) {
+    // Keeps the compiler from unpacking the table ahead of the loop, into registers it lacks.
+#pragma unroll
+    for (uint32_t& two : mine) asm volatile("" : "+r"(two));
     if (clock == s.event) {
       arrive<K, T>(p, s, ring, &header->next, clock);
       if (s.event == INT32_MAX) break;
     }
-    Pull pulls[T];
-    int32_t best[P::kMine][T];
+    unsigned char* row = ring + (clock & kRingMask) * P::kRowBytes;
+    int32_t least[T];
+    if constexpr (P::kCoarse) {
+      const CoarsePull drawn = coarse_pull<K>(p, s.slot[0], clock, s.low[now][0]);
+      least[0] = coarse_step<K>(mine, s, drawn, clock & 1, reinterpret_cast<uint32_t*>(row));
+    } else {
+      Pull pulls[T];
+#pragma unroll
+      for (int t = 0; t < T; ++t) pulls[t] = pull<K>(s.slot[t], clock, s.low[now][t]);
+      step<K, T>(mine, s, pulls, least, clock & 1, row);
+    }
 #pragma unroll
     for (int t = 0; t < T; ++t) {
-      pulls[t] = pull<K, T>(p, s.slot[t], clock, s.low[clock & 1][t]);
-#pragma unroll
-      for (int m = 0; m < P::kMine; ++m) best[m][t] = pulls[t].first;
+      least[t] = warp_min(least[t]);
+      if (threadIdx.x % 32 == 0) atomicMin(&s.low[after][t], least[t]);
     }
-    int32_t* low = s.low[(clock + 1) & 1];
-    if (threadIdx.x < T) low[threadIdx.x] = kEncodeCap;
-    relax_all<K, T>(best, mine, s, rest, pulls, p.gain << K);
-    __syncthreads();
-    if constexpr (P::kSplit) {
-      Cost<T>& half = s.half[threadIdx.x & 255];
-#pragma unroll
-      for (int t = 0; t < T; ++t)
-        if (threadIdx.x >= 256) half.of[t] = best[0][t];
-      __syncthreads();
-#pragma unroll
-      for (int t = 0; t < T; ++t) best[0][t] = min(best[0][t], half.of[t]);
-    }
-    if (!P::kSplit || threadIdx.x < 256)
-      settle<K, T>(best, s, pulls, ring + (clock & kRingMask) * P::kRowBytes,
-                   ring + ((clock + 1) & kRingMask) * P::kRowBytes, low);
+    if (threadIdx.x < T) s.low[later][threadIdx.x] = encode_cap(K);
+    const int spare = now;
+    now = after, after = later, later = spare;
     __syncthreads();
   }
 }
@@ -180,16 +199,16 @@ Status launch_tiles(const EncodeParams& p, int blocks, CudaStream stream) {
 
 template <int K>
 Status launch_search(const EncodeParams& p, const SearchShape& shape, CudaStream stream) {
-  constexpr int kMost = most_tiles(K);
-  if (shape.tiles == kMost) return launch_tiles<K, kMost>(p, shape.blocks, stream);
-  return launch_tiles<K, kMost == 1 ? 1 : kMost / 2>(p, shape.blocks, stream);
+  if constexpr (most_tiles(K) >= 4)
+    if (shape.tiles == 4) return launch_tiles<K, 4>(p, shape.blocks, stream);
+  if constexpr (most_tiles(K) >= 2)
+    if (shape.tiles == 2) return launch_tiles<K, 2>(p, shape.blocks, stream);
+  return launch_tiles<K, 1>(p, shape.blocks, stream);
 }
 
 template <int K>
 int64_t search_block_bytes(int tiles) {
-  constexpr int kMost = most_tiles(K);
-  return tiles == kMost ? Plan<K, kMost>::kBlockBytes : Plan < K,
-         kMost == 1 ? 1 : kMost / 2 > ::kBlockBytes;
+  return tiles * Plan<K, 1>::kBlockBytes;
 }
 
 }  // namespace exl3::cuda

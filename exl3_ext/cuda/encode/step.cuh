@@ -1,141 +1,141 @@
-// One step of the trellis search for T tiles: after[next] = min over h of before + edge.
+// One step of the trellis search for T tiles from 3 bits on: after[next] = min over h of before +
+// edge.
 //
-// Two instructions an edge, a multiply-add and an add-minimum, plus the unpacking of the state's
-// pair, which T tiles share.
+// Two instructions an edge, a multiply-add and an add-minimum. To that come two or three a state
+// that T tiles share: unpacking it, its square, and up to 4 bits the rounding of the square.
 #pragma once
 #include "cuda/encode/plan.cuh"
 
 namespace exl3::cuda {
 
-static __device__ __forceinline__ int warp_min(int v) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_min_sync(0xFFFFFFFFu, v);
-#else
-  for (int d = 16; d; d /= 2) v = min(v, __shfl_xor_sync(0xFFFFFFFFu, v, d));
-  return v;
-#endif
-}
-
 // What the weight of a step does to the edges of a tile.
 struct Pull {
-  int32_t low, high;    // of the dot products, T = 1
-  int32_t scale;        // of the table's second number, or -2y
-  int32_t first, last;  // a cost starts from the first and is lowered by the last
+  int32_t scale;  // of the table's number
+  int32_t last;   // a cost starts from the cap plus this and is lowered by it
 };
 
-template <int K, int T>
-static __device__ __forceinline__ Pull pull(const EncodeParams& p, const Slot& slot, int clock,
-                                            int32_t low) {
+template <int K>
+static __device__ __forceinline__ Pull pull(const Slot& slot, int clock, int32_t low) {
+  constexpr bool kTagged = K <= kEncodeTaggedBits;
   const int y = slot.weight[(slot.origin + clock - slot.begin) & (kTileNumel - 1)];
-  const int shift = min(low, kEncodeShift);
-  if constexpr (!Plan<K, T>::kTagged)
-    return {0, 0, -2 * y, kEncodeCap + shift - y * y, shift - y * y};
-  const int scale = y * (1 << K), gain = p.gain << K;
-  const int y0 = static_cast<int8_t>(scale), g0 = static_cast<int8_t>(gain);
-  const int y1 = (scale - y0) >> 8, g1 = (gain - g0) >> 8;
-  return {(g0 & 255) | (y0 & 255) << 8, (g1 & 255) | (y1 & 255) << 8, scale, kEncodeCap + shift,
-          shift};
+  const int lack = kTagged ? -32768 * kEncodeSquare : y * y;  // of an edge as it is taken here
+  return {kTagged ? y * encode_unit(K) : -2 * y, encode_shift(K, low) - lack};
 }
 
-// best = min(best, old + edge) for one state and all tiles.
-template <int K, int T>
-static __device__ __forceinline__ void relax(int32_t (&best)[T], const Cost<T>& old, uint32_t pair,
-                                             const Pull (&pulls)[T], int gain, int e) {
-  if constexpr (!Plan<K, T>::kTagged) {
-    const int c = static_cast<int>(pair), square = c * c;
-#pragma unroll
-    for (int t = 0; t < T; ++t)
-      best[t] = __viaddmin_s32(old.of[t], c * pulls[t].scale + square, best[t]);
-  } else if constexpr (T == 1) {
-    const int a = __dp2a_lo(static_cast<int>(pair), pulls[0].low, old.of[0]);
-    const int b = __dp2a_lo(static_cast<int>(pair), pulls[0].high, 0);
-    best[0] = min(best[0], a + (b << 8));
-  } else {
-    // The two halves of the machine that can unpack take turns.
-    const int second =
-        e & 1 ? __dp2a_lo(static_cast<int>(pair), 0x0100, 0) : static_cast<int>(pair) >> 16;
-    const int base = static_cast<int16_t>(pair) * gain;
-#pragma unroll
-    for (int t = 0; t < T; ++t)
-      best[t] = __viaddmin_s32(old.of[t], second * pulls[t].scale + base, best[t]);
-  }
+// The number of state e of the thread, two in a word. A dot product up to 4 bits for most, because
+// there the other instructions keep the pipe of the rest busier.
+template <int K>
+static __device__ __forceinline__ int unpack(uint32_t two, int e) {
+  if (K <= kEncodeTaggedBits && e / 2 % 4)
+    return __dp2a_lo(static_cast<int>(two), e % 2 ? 0x0100 : 1, 0);
+  return e % 2 ? static_cast<int>(two) >> 16 : static_cast<int16_t>(two);
+}
+
+// The part of a state's edges that no weight changes.
+template <int K>
+static __device__ __forceinline__ int square(int c) {
+  int result = c * c;
+  if (K <= kEncodeTaggedBits) return (result + kEncodeSquare / 2) & -kEncodeSquare;
+  asm("" : "+r"(result));  // or c * scale + c * c becomes c * (scale + c), a sum more an edge
+  return result;
 }
 
 template <int K, int T>
-static __device__ __forceinline__ void relax_all(int32_t (&best)[Plan<K, T>::kMine][T],
-                                                 const uint32_t (&mine)[Plan<K, T>::kInRegisters],
-                                                 const Shared<K, T>& s, const uint4* rest,
-                                                 const Pull (&pulls)[T], int gain) {
+static __device__ __forceinline__ void relax_pass(int32_t (&best)[Plan<K, T>::kPassNodes][T],
+                                                  const uint32_t (&mine)[Plan<K, T>::kInRegisters],
+                                                  const Shared<K, T>& s, const Cost<T>* before,
+                                                  const Pull (&pulls)[T], int pass) {
   using P = Plan<K, T>;
-  const int tid = threadIdx.x;
-  const Cost<T>* before = s.cost + P::place(P::first_pred(tid) * P::kGroups + P::group(tid, 0));
   uint4 quad{};
+  uint32_t two = 0;
 #pragma unroll
-  for (int g = 0; g < P::kOwnGroups; ++g) {
+  for (int h = 0; h < P::kPreds; ++h) {
+    const Cost<T> old = before[P::place(h * P::kGroups)];
 #pragma unroll
-    for (int h = 0; h < P::kPreds; ++h) {
-      const Cost<T> old = before[P::place(g * kSearchThreads) + P::place(h * P::kGroups)];
+    for (int m = 0; m < P::kPassNodes; ++m) {
+      const int e = (pass * P::kPreds + h) * P::kPassNodes + m;
+      if (e % 2 == 0) two = table_word(mine, s.table, quad, e / 2);
+      const int c = unpack<K>(two, e), base = square<K>(c);
 #pragma unroll
-      for (int j = 0; j < P::kSuccs; ++j) {
-        const int e = (g * P::kPreds + h) * P::kSuccs + j, out = e - P::kInRegisters;
-        if (out >= 0 && out % 4 == 0)
-          quad = out < P::kInShared
-                     ? s.table[out / 4][tid]
-                     : __ldcg(rest + (out - P::kInShared) / 4 * kSearchThreads + tid);
-        const uint32_t pair = out < 0        ? mine[out < 0 ? e : 0]
-                              : out % 4 == 0 ? quad.x
-                              : out % 4 == 1 ? quad.y
-                              : out % 4 == 2 ? quad.z
-                                             : quad.w;
-        relax<K, T>(best[g * P::kSuccs + j], old, pair, pulls, gain, e);
-      }
+      for (int t = 0; t < T; ++t)
+        best[m][t] = __viaddmin_s32(old.of[t], c * pulls[t].scale + base, best[m][t]);
     }
   }
 }
 
-// Writes the new costs and what the trace needs; `row` is the clock's row of the ring and `next`
-// the one after it.
+// Writes the costs and choices of a pass and takes the least.
 template <int K, int T>
-static __device__ __forceinline__ void settle(int32_t (&best)[Plan<K, T>::kMine][T],
-                                              Shared<K, T>& s, const Pull (&pulls)[T],
-                                              unsigned char* row, unsigned char* next,
-                                              int32_t* low) {
+static __device__ __forceinline__ void settle_pass(int32_t (&best)[Plan<K, T>::kPassNodes][T],
+                                                   Cost<T>* after, const Pull (&pulls)[T], int tag,
+                                                   uint32_t (&choices)[T], int32_t (&least)[T]) {
   using P = Plan<K, T>;
-  const int tid = threadIdx.x;
-  uint32_t choices[T] = {};
-  int32_t least[T];
 #pragma unroll
-  for (int t = 0; t < T; ++t) least[t] = kEncodeCap;
-  const int place = P::place(P::node(tid, 0));
-#pragma unroll
-  for (int m = 0; m < P::kMine; ++m) {
-    const int node = P::node(tid, m);
+  for (int m = 0; m < P::kPassNodes; ++m) {
     Cost<T> cost;
 #pragma unroll
     for (int t = 0; t < T; ++t) {
-      cost.of[t] = best[m][t] - pulls[t].last;
+      if (P::kSplit) best[m][t] = min(best[m][t], __shfl_xor_sync(~0u, best[m][t], 16));
+      least[t] = min(least[t], best[m][t]);
+      cost.of[t] = best[m][t];
       if constexpr (P::kTagged) {
-        cost.of[t] = (cost.of[t] & -P::kFan) | P::tag(node);
-        choices[t] |= (best[m][t] & (P::kFan - 1)) << m % P::kPerWord * P::kChoiceBits;
+        cost.of[t] = (best[m][t] & encode_keep(K)) | tag;
+        choices[t] = __funnelshift_r(choices[t], best[m][t], P::kChoiceBits);
       }
-      least[t] = min(least[t], cost.of[t]);
+      // A product, and not a difference, for the sake of the pipe; blockDim.y is 1.
+      cost.of[t] = cost.of[t] * static_cast<int>(blockDim.y) - pulls[t].last;
     }
-    s.cost[place + P::place(m / P::kSuccs * kSearchThreads * P::kFan) + m % P::kSuccs] = cost;
-    if constexpr (!P::kTagged) reinterpret_cast<Cost<T>*>(next)[node] = cost;
-    if (P::kTagged && (m % P::kPerWord == P::kPerWord - 1 || m == P::kMine - 1)) {
-      uint32_t* words = reinterpret_cast<uint32_t*>(row) + m / P::kPerWord * T * kSearchThreads;
+    if (P::kSplit && threadIdx.x / 16 % 2) continue;
+    after[m] = cost;
+  }
+}
+
+// Copies the costs before the step to its row of the ring, for the trace.
+template <int K, int T>
+static __device__ __forceinline__ void keep_costs(const Cost<T>* before, unsigned char* row) {
+  using P = Plan<K, T>;
 #pragma unroll
-      for (int t = 0; t < T; ++t) {
-        words[t * kSearchThreads + tid] = choices[t];
-        choices[t] = 0;
-      }
+  for (int first = 0; first < P::kNodes; first += kSearchThreads) {
+    const int node = first + threadIdx.x;
+    if (node >= P::kNodes) break;
+    const Cost<T> cost = before[P::place(node)];
+#pragma unroll
+    for (int t = 0; t < T; ++t) reinterpret_cast<int32_t*>(row)[t * P::kNodes + node] = cost.of[t];
+  }
+}
+
+// A step of all nodes of the thread; `least` receives the least cost of each tile. `row` is the
+// clock's row of the ring.
+template <int K, int T>
+static __device__ __forceinline__ void step(const uint32_t (&mine)[Plan<K, T>::kInRegisters],
+                                            Shared<K, T>& s, const Pull (&pulls)[T],
+                                            int32_t (&least)[T], int buffer, unsigned char* row) {
+  using P = Plan<K, T>;
+  const int tid = threadIdx.x;
+  uint32_t choices[T] = {};
+  if constexpr (!P::kTagged) keep_costs<K, T>(s.cost.at[buffer], row);
+#pragma unroll
+  for (int t = 0; t < T; ++t) least[t] = encode_cap(K) + pulls[t].last;
+#pragma unroll
+  for (int pass = 0; pass < P::kPasses; ++pass) {
+    int32_t best[P::kPassNodes][T];
+#pragma unroll
+    for (int m = 0; m < P::kPassNodes; ++m)
+#pragma unroll
+      for (int t = 0; t < T; ++t) best[m][t] = encode_cap(K) + pulls[t].last;
+    const int from = P::first_pred(tid) * P::kGroups + P::group(tid, pass);
+    relax_pass<K, T>(best, mine, s, s.cost.at[buffer] + P::place(from), pulls, pass);
+    const int node = P::node(tid, pass);
+    settle_pass<K, T>(best, s.cost.at[buffer ^ 1] + P::place(node), pulls, P::tag(node), choices,
+                      least);
+    if (P::kTagged && (pass + 1) * P::kPassNodes % P::kPerWord == 0) {
+      uint32_t* words = reinterpret_cast<uint32_t*>(row) +
+                        pass * P::kPassNodes / P::kPerWord * T * kSearchThreads;
+#pragma unroll
+      for (int t = 0; t < T; ++t) words[t * kSearchThreads + tid] = choices[t];
     }
   }
 #pragma unroll
-  for (int t = 0; t < T; ++t) {
-    least[t] = warp_min(least[t]);
-    if (tid % 32 == 0) atomicMin(&low[t], least[t]);
-  }
+  for (int t = 0; t < T; ++t) least[t] = (least[t] & encode_keep(K)) - pulls[t].last;
 }
 
 }  // namespace exl3::cuda

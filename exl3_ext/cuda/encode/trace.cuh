@@ -1,11 +1,23 @@
-// Tracing a walk back and writing a closed lap: one warp a tile. Follows cpu/encode.cpp.
+// Tracing a walk back and writing a closed lap. Follows cpu/encode.cpp.
+//
+// A trace is a chain of dependent loads, by one warp a tile. The rows that it may need are sent for
+// all at once, so that the loads find them in the second-level cache.
 #pragma once
-#include "cuda/encode/step.cuh"
+#include "cuda/encode/plan.cuh"
 
 namespace exl3::cuda {
 
 constexpr int kRingMask = kEncodeRing - 1, kLapMask = kTileNumel - 1;
 constexpr unsigned kAll = 0xFFFFFFFFu;
+
+static __device__ __forceinline__ int warp_min(int v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_min_sync(kAll, v);
+#else
+  for (int d = 16; d; d /= 2) v = min(v, __shfl_xor_sync(kAll, v, d));
+  return v;
+#endif
+}
 
 template <int K, int T>
 struct Tracer {
@@ -15,87 +27,91 @@ struct Tracer {
   const unsigned char* ring;
   int t, lane, step;  // which slot; lane of the warp; steps of the tile so far
 
-  __device__ const unsigned char* row(int at) const {
-    return ring + ((slot.begin + at) & kRingMask) * P::kRowBytes;
-  }
   __device__ int oldest() const { return max(0, step - kRingMask); }
   static __device__ int before(int h, int node) { return h << (16 - 2 * K) | node >> K; }
-
-  // The stored choice of a node at a step. Tagged rates.
-  __device__ int choice(int at, int node) const {
-    const int j = node & (P::kFan - 1), q = node >> K;
-    int tid, m;
-    if constexpr (K <= 3) {
-      tid = q & (kSearchThreads - 1);
-      m = q / kSearchThreads * P::kSuccs + j;
-    } else {
-      tid = q + j / P::kSuccs * P::kGroups;
-      m = j % P::kSuccs;
-    }
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(row(at));
-    const uint32_t word = __ldcg(words + (m / P::kPerWord * T + t) * kSearchThreads + tid);
-    return word >> m % P::kPerWord * P::kChoiceBits & (P::kFan - 1);
+  // Where a step's row is, from the clock of step 0.
+  static __device__ uint32_t row(int begin, int at) {
+    return static_cast<uint32_t>((begin + at) & kRingMask) * static_cast<uint32_t>(P::kRowBytes);
   }
 
-  // The best predecessor of a node at a step, from the costs. Other rates.
-  __device__ int search(int at, int node) const {
-    const int32_t* costs = reinterpret_cast<const int32_t*>(row(at)) + t;
-    const int y = slot.weight[(slot.origin + at) & kLapMask];
+  // The stored choice of a node at a step. Tagged rates.
+  __device__ int choice(uint32_t row, int node) const {
+    int mine;
+    const int tid = P::owner(node, mine);
+    const int word = (mine / P::kPerWord * T + t) * kSearchThreads + tid;
+    const uint32_t held = __ldcg(reinterpret_cast<const uint32_t*>(ring + row) + word);
+    return held >> mine % P::kPerWord * P::kChoiceBits & (P::kFan - 1);
+  }
+
+  // The best predecessor of a node at a step with weight y, from the costs. Other rates.
+  __device__ int search(uint32_t row, int node, int y) const {
+    const int32_t* costs =
+        reinterpret_cast<const int32_t*>(ring + row) + t * P::kNodes + (node >> K);
+    const int16_t* numbers = p.table + 2 * P::table_at(lane, node);
     constexpr int kTurns = at_least(P::kFan / 32, 1);
+    constexpr int kStride = 2 * 32 * kEncodeLanes;  // of 32 predecessors in the table
     int32_t cost[kTurns], least = INT32_MAX;
 #pragma unroll
     for (int i = 0; i < kTurns; ++i) {
-      const int h = i * 32 + lane;
-      const int d = p.table[2 * P::table_at(h, node)] - y;
-      cost[i] = __ldcg(costs + (h * P::kGroups + (node >> K)) * T) + d * d;
+      const int d = __ldg(numbers + i * kStride) - y;
+      cost[i] = __ldcg(costs + (i * 32 + lane) * P::kGroups) + d * d;
       least = min(least, cost[i]);
     }
     least = warp_min(least);
-    int h = P::kFan;
+    int h = 0;
 #pragma unroll
     for (int i = kTurns - 1; i >= 0; --i) {
       const unsigned found = __ballot_sync(kAll, cost[i] == least);
-      if (found) h = i * 32 + __ffs(found) - 1;
+      h = found ? i * 32 + __ffs(found) - 1 : h;
     }
     return h;
   }
 
-  // Puts the node before step `at` on the path; false where it meets the path traced before.
-  __device__ bool put(int at, int node) {
-    uint16_t& entry = slot.path[at & kRingMask];
-    const bool met = at < slot.traced && entry == node;
-    __syncwarp();
-    if (lane == 0) entry = static_cast<uint16_t>(node);
-    return !met;
+  // Sends for what the next trace reads of rows `bottom` to `step`.
+  __device__ void send_for(int begin, int bottom) const {
+#if __CUDA_ARCH__ >= 900
+    constexpr int kParts = P::kTagged ? P::kWords : 1;
+    constexpr int kBytes = static_cast<int>(P::kRowBytes / T / kParts);
+    for (int at = step - 1 - lane; at >= bottom; at -= 32)
+      for (int part = 0; part < kParts; ++part)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                         __cvta_generic_to_global(ring + row(begin, at) + (part * T + t) * kBytes)),
+                     "r"(kBytes)
+                     : "memory");
+#endif
   }
 
-  // At tagged rates the choices of all nodes that may come up in the next steps are read at once.
+  // Puts the best path to `node` on slot.path; stops where it meets the one traced before. At
+  // tagged rates the choices of all nodes that may come up in the next steps are read at once.
   __device__ void trace(int node) {
     constexpr int kDepth = P::kTagged ? 5 / K + 1 : 1;
+    constexpr int kAhead = 64;  // steps below an earlier trace that may change, mostly
+    const int bottom = oldest(), begin = slot.begin, origin = slot.origin, traced = slot.traced;
+    send_for(begin, traced ? max(bottom, traced - kAhead) : bottom);
     if (lane == 0) slot.path[step & kRingMask] = static_cast<uint16_t>(node);
-    bool going = true;
-    for (int at = step - 1; going && at >= oldest(); at -= kDepth) {
-      int found[kDepth], guess = node;
+    bool met = false;
+    for (int at = step - 1; !met && at >= bottom; at -= kDepth) {
+      int found[kDepth], guess = node, chosen = 0;
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
+        const int there = max(at - d, bottom);
         if constexpr (P::kTagged)
-          found[d] = at - d >= oldest() ? choice(at - d, guess) : 0;
+          found[d] = choice(row(begin, there), guess);
         else
-          found[d] = search(at, node);
+          found[d] = search(row(begin, there), node, slot.weight[(origin + there) & kLapMask]);
         guess = before(lane >> d * K & (P::kFan - 1), guess);
       }
-      int chosen = 0;
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
-        if (!going || at - d < oldest()) break;
-        const int h = __shfl_sync(kAll, found[d], chosen & 31);
+        const int h = P::kTagged ? __shfl_sync(kAll, found[d], chosen & 31) : found[d];
         node = before(h, node);
-        going = put(at - d, node);
         chosen |= h << d * K;
+        if (met || at - d < bottom) continue;
+        uint16_t& entry = slot.path[(at - d) & kRingMask];
+        if (at - d < traced) met = __shfl_sync(kAll, entry == node, 0);
+        if (lane == 0) entry = static_cast<uint16_t>(node);
       }
     }
-    __syncwarp();
-    if (lane == 0) slot.traced = step;
     __syncwarp();
   }
 
@@ -119,7 +135,7 @@ struct Tracer {
     return -1;
   }
 
-  // Packs the lap that starts at step `at`.
+  // Packs the lap that starts at step `at`. By all threads.
   __device__ void write(int at) const {
     const auto bits_until = [&](int x, int count) {
       uint32_t stream = 0;
@@ -129,35 +145,28 @@ struct Tracer {
       }
       return stream;
     };
-    for (int x = lane; x < kTileNumel; x += 32)
+    const int x = threadIdx.x, w = x - kTileNumel;
+    if (x < kTileNumel)
       p.values[slot.tile * kTileNumel + x] =
           p.codebook[bits_until(x, (15 + K) / K) & (kStates - 1)];
-    for (int w = lane; w < 16 * K; w += 32) {
-      const int x = (16 * w + 15) / K, spare = K * (x + 1) - 16 * (w + 1);
+    if (w >= 0 && w < 16 * K) {
+      const int until = (16 * w + 15) / K, spare = K * (until + 1) - 16 * (w + 1);
       p.trellis[slot.tile * 16 * K + stored_word(w)] =
-          static_cast<uint16_t>(bits_until(x, 16 / K + 2) >> spare);
+          static_cast<uint16_t>(bits_until(until, 16 / K + 2) >> spare);
     }
   }
 
-  // The slot has reached its goal. True when its tile is encoded.
-  __device__ bool arrive(int best) {
-    constexpr int kMore = kEncodePatience[K].more;
-    trace(slot.forced >= 0 ? slot.forced : best);
-    const int at = slot.forced >= 0 ? 0 : closed_at();
-    if (at >= 0) {
-      write(at);
-      return true;
+  // The path does not close. By one thread.
+  __device__ void go_on() {
+    constexpr EncodePatience kPatience = kEncodePatience[K];
+    slot.traced = step;
+    if (step < kPatience.most) {
+      slot.goal += kPatience.more;
+    } else {
+      const int from = step - 3 * kTileNumel / 4;
+      slot.origin = (slot.origin + from) & kLapMask;
+      slot.restart = slot.forced = slot.path[from & kRingMask];
     }
-    if (lane == 0) {
-      if (step < kEncodeMaxSteps) {
-        slot.goal += kMore;
-      } else {
-        const int from = step - 3 * kTileNumel / 4;
-        slot.origin = (slot.origin + from) & kLapMask;
-        slot.restart = slot.forced = slot.path[from & kRingMask];
-      }
-    }
-    return false;
   }
 };
 

@@ -7,25 +7,45 @@ namespace exl3 {
 constexpr int kStates = 65536;
 constexpr int kEncodeLanes = 16;      // nodes in a row of the search table
 constexpr int kEncodeTaggedBits = 4;  // up to this rate costs carry the chosen predecessor
+constexpr int kEncodeCoarseBits = 2;  // up to this rate they are rounded down to a multiple of 256
 
 // The walk (cpu/encode.cpp). Results depend on these numbers, so all backends share them.
-constexpr int32_t kEncodeCap = 800'000'000;  // costs are at most this: base + edge cannot overflow
+// Costs are at most the cap: base + edge cannot overflow, and a coarse cost fits 16 bits.
+constexpr int32_t encode_cap(int bits) {
+  return bits <= kEncodeCoarseBits ? 0x7FFF00 : 800'000'000;
+}
 constexpr int32_t kEncodeShift = 500'000'000;  // at most this is taken off in one step
-constexpr int kEncodeRing = 512;               // steps that can be traced back, a power of two
-constexpr int kEncodeMaxSteps = 1024;          // then the lap is forced
+// What a step keeps of a tagged cost; the tag comes below it.
+constexpr int32_t encode_keep(int bits) {
+  return bits <= kEncodeCoarseBits ? -256 : bits <= kEncodeTaggedBits ? -(1 << bits) : -1;
+}
+// What a step takes off all costs, by the least of them before it.
+constexpr int32_t encode_shift(int bits, int32_t low) {
+  const int32_t kept = low & encode_keep(bits);
+  return kept < kEncodeShift ? kept : kEncodeShift;
+}
+// What gain and weight are multiplied by: edges of tagged rates are multiples of 2^bits.
+constexpr int encode_unit(int bits) { return bits <= kEncodeCoarseBits ? 1 : 1 << bits; }
+constexpr int kEncodeRing = 512;  // steps that can be traced back, a power of two
 
-// Steps beyond a lap before the first trace, and between traces, by bit rate.
+// Steps beyond a lap before the first trace, and between traces; after `most` steps or more the lap
+// is forced. By bit rate.
 struct EncodePatience {
-  int first, more;
+  int first, more, most;
 };
-constexpr EncodePatience kEncodePatience[9] = {{0, 0},   {128, 64}, {96, 64}, {96, 64}, {64, 64},
-                                               {48, 32}, {32, 32},  {32, 32}, {32, 32}};
+constexpr EncodePatience kEncodePatience[9] = {{0, 0, 0},     {128, 64, 600}, {96, 64, 600},
+                                               {96, 64, 448}, {64, 64, 448},  {48, 32, 448},
+                                               {32, 32, 448}, {32, 32, 448},  {32, 32, 448}};
 
 // Trellis search, one tile at a time: the circular state sequence nearest to the tile.
 // Costs are integers, so that every instruction level finds the same path. An edge costs
-//   bits <= 4:  table[s][0] * gain * 2^bits + table[s][1] * y * 2^bits,  y = round(w *
-//   weight_scale) bits >= 5:  (table[s][0] - y)^2
-// with w clamped to +-weight_limit. exl3/ops/encode.py makes the table and the scales.
+//   bits <= 4:  (table[s][0] * gain + table[s][1] * y) * encode_unit(bits)
+//   bits >= 5:  (table[s][0] - y)^2
+// with y = round(w * weight_scale), w clamped to +-weight_limit. At 1 and 2 bits the table's
+// numbers are multiples of 2^bits, gain and y fit a byte. At 3 and 4 bits gain * 2^bits is
+// kEncodeSquare and table[s][0] = (table[s][1]^2 + kEncodeSquare / 2) / kEncodeSquare - 32768,
+// rounded down. exl3/ops/encode.py makes the table and the scales.
+constexpr int kEncodeSquare = 2048;
 struct EncodeParams {
   const float* tiles;     // [n_tiles, 256] in stored order, finite
   const float* codebook;  // [65536] value of each state
