@@ -5,17 +5,20 @@ from __future__ import annotations
 import copy
 import math
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cache.base import Pages
 from .base import Module
 from .batch import Batch
 from .linear import Linear, run_group
 from .norm import RMSNorm
 from .rope import Rope
+
+if TYPE_CHECKING:
+    from ..ops.attention import AttentionLayer
 
 # On CUDA, new sequences of this length and more go through torch's fused attention.
 _LEAST_DENSE = 64
@@ -81,48 +84,49 @@ class Attention(Module):
         qkv = run_group(x, (self.q_proj, self.k_proj, self.v_proj), batch, norm=norm)
         self._append(qkv, batch)
 
-    def _append(self, qkv: Tensor, batch: Batch) -> tuple[Pages | None, Pages | None]:
-        """Norm and rotate q and k in place; store keys and values if there is a cache."""
-        from ..ops.rope import rope_append_
+    def _layer(self) -> AttentionLayer:
+        """Options of this layer's ops."""
+        from ..ops.attention import AttentionLayer
 
-        keys, values = (None, None) if batch.cache is None else batch.cache.kv(self.instance)
-        rope_append_(
-            qkv,
-            batch.rope_table(self.rope),
-            keys,
-            values,
-            batch.slots,
-            q_heads=self.q_heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
+        return AttentionLayer(
+            self.q_heads,
+            self.kv_heads,
+            self.head_dim,
+            self.scale,
+            self.window,
             q_norm=None if self.q_norm is None else self.q_norm.weight,
             k_norm=None if self.k_norm is None else self.k_norm.weight,
             eps=1e-6 if self.q_norm is None else self.q_norm.eps,
         )
-        return keys, values
+
+    def _append(self, qkv: Tensor, batch: Batch) -> None:
+        """Norm and rotate q and k in place; store keys and values if there is a cache."""
+        from ..ops.rope import rope_append_
+
+        keys, values = (None, None) if batch.cache is None else batch.cache.kv(self.instance)
+        table = batch.rope_table(self.rope)
+        rope_append_(qkv, table, keys, values, batch.slots, **self._layer().rows())
 
     def _paged(self, qkv: Tensor, batch: Batch) -> Tensor:
-        from ..ops.attention import paged_attention
+        from ..ops.attention import Sequences, decode_attention
 
-        keys, values = self._append(qkv, batch)
+        assert batch.cache is not None
+        keys, values = batch.cache.kv(self.instance)
         # A quantised cache is read also where all is new: chunks must equal the whole.
         if isinstance(keys, Tensor) and self._is_whole(qkv, batch):
+            self._append(qkv, batch)
             return self._whole(qkv, batch)
-        assert keys is not None and values is not None and batch.page_table is not None
+        assert batch.page_table is not None and batch.slots is not None
         assert batch.seq_lens is not None and batch.query_starts is not None
-        return paged_attention(
+        return decode_attention(
             qkv,
+            batch.rope_table(self.rope),
             keys,
             values,
-            batch.page_table,
-            batch.seq_lens,
-            batch.query_starts,
-            q_heads=self.q_heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            scale=self.scale,
-            window=self.window,
+            Sequences(batch.page_table, batch.seq_lens, batch.query_starts, batch.slots),
+            self._layer(),
             causal=batch.causal,
+            ahead=True,  # q, k and v are projected just before
         )
 
     def _dense(self, qkv: Tensor, batch: Batch) -> Tensor:

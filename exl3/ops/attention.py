@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ..constants import PAGE_SIZE
 from ..errors import ConfigError
 from .kv_quant import QuantPages, dequantise_reference
 from .registry import fake, ops
+from .rope import rope_append_, rope_append_reference
 
 
 @fake("paged_attention")
@@ -23,6 +25,143 @@ def _(qkv: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
 def _(qkv: Tensor, *rest: Any) -> Tensor:
     q_heads, v_head_dim = rest[7], rest[10]
     return qkv.new_empty((qkv.shape[0], q_heads * v_head_dim))
+
+
+@fake("decode_attention")
+def _(qkv: Tensor, table: Tensor | None, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> Tensor:
+    q_heads = rest[6]
+    return qkv.new_empty((qkv.shape[0], q_heads * v_cache.shape[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Where sequences lie in a paged cache, and the new rows among them; see `paged_attention` and
+    `rope_append_`."""
+
+    page_table: Tensor  # int32 (bsz, max_pages)
+    seq_lens: Tensor  # int32 (bsz,)
+    query_starts: Tensor  # int32 (bsz + 1,)
+    slots: Tensor  # int64 (m,)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """What a layer does with q, k and v: the options of `rope_append_` and `paged_attention`."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    eps: float = 1e-6
+    norm_offset: float = 0.0
+    interleaved: bool = False
+
+    def rows(self) -> dict[str, Any]:
+        """Options of `rope_append_`."""
+        names = ("q_heads", "kv_heads", "head_dim", "q_norm", "k_norm", "eps", "norm_offset")
+        return {n: getattr(self, n) for n in (*names, "interleaved")}
+
+    def scores(self) -> dict[str, Any]:
+        """Options of `paged_attention`, all but `causal`."""
+        names = ("q_heads", "kv_heads", "head_dim", "scale", "window", "softcap")
+        return {n: getattr(self, n) for n in names}
+
+
+def decode_attention(
+    qkv: Tensor,
+    table: Tensor | None,
+    k_cache: Tensor | QuantPages,
+    v_cache: Tensor | QuantPages,
+    at: Sequences,
+    layer: AttentionLayer,
+    *,
+    causal: bool = True,
+    ahead: bool = False,
+) -> Tensor:
+    """`rope_append_`, then `paged_attention` over what is stored: a layer's whole attention.
+
+    On CUDA one launch does it all for up to 16 new rows a sequence (compute capability 9.0, head
+    dims that are multiples of 8 up to 256, rotated dims a multiple of 64, or of 8 if interleaved,
+    float16 cache). There a row's result does not depend on the other sequences.
+
+    Args:
+        qkv: as in `rope_append_`, every sequence with the same number of rows; its q and k may be
+            overwritten.
+        at: slots and page table agree: key i of sequence b has slot
+            page_table[b, i // 256] * 256 + i % 256. A row whose slot is below 0 is not stored.
+        ahead: nothing that is launched since the device last was idle, but the launches that make
+            qkv and table and other layers of the same step, writes the cache, `at` or the norms: on
+            CUDA they may then be read before the launch before is complete.
+    Returns:
+        As `paged_attention`.
+    Raises:
+        As both.
+    """
+    if isinstance(k_cache, QuantPages) or isinstance(v_cache, QuantPages):
+        rope_append_(
+            qkv, table, k_cache, v_cache, at.slots, v_head_dim=_width(v_cache), **layer.rows()
+        )
+        return paged_attention(
+            qkv,
+            k_cache,
+            v_cache,
+            at.page_table,
+            at.seq_lens,
+            at.query_starts,
+            causal=causal,
+            **layer.scores(),
+        )
+    return ops().decode_attention(
+        qkv,
+        table,
+        k_cache,
+        v_cache,
+        at.slots,
+        layer.q_norm,
+        layer.k_norm,
+        at.page_table,
+        at.seq_lens,
+        at.query_starts,
+        layer.q_heads,
+        layer.kv_heads,
+        layer.head_dim,
+        layer.eps,
+        layer.norm_offset,
+        layer.interleaved,
+        layer.scale,
+        layer.window,
+        layer.softcap,
+        causal,
+        ahead,
+    )
+
+
+def _width(v_cache: Tensor | QuantPages) -> int:
+    """v_head_dim."""
+    return v_cache.dim if isinstance(v_cache, QuantPages) else v_cache.shape[3]
+
+
+def decode_attention_reference(
+    qkv: Tensor,
+    table: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    at: Sequences,
+    layer: AttentionLayer,
+    *,
+    causal: bool = True,
+) -> Tensor:
+    """`decode_attention` in float64 with plain torch; qkv and the cache change as there. q is
+    rounded to float16 where qkv is."""
+    rope_append_reference(qkv, table, k_cache, v_cache, at.slots, **layer.rows())
+    places = (at.page_table, at.seq_lens, at.query_starts)
+    return paged_attention_reference(
+        qkv, k_cache, v_cache, *places, causal=causal, **layer.scores()
+    )
 
 
 def paged_attention(

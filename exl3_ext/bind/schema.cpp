@@ -44,6 +44,12 @@ STABLE_TORCH_LIBRARY(exl3, m) {
       "paged_attention(Tensor qkv, Tensor k_cache, Tensor v_cache, Tensor page_table, "
       "Tensor seq_lens, Tensor query_starts, int q_heads, int kv_heads, int head_dim, "
       "float scale, int window, float softcap, bool causal) -> Tensor");
+  m.def(
+      "decode_attention(Tensor(a!) qkv, Tensor? table, Tensor(b!) k_cache, Tensor(c!) v_cache, "
+      "Tensor slots, Tensor? q_norm, Tensor? k_norm, Tensor page_table, Tensor seq_lens, "
+      "Tensor query_starts, int q_heads, int kv_heads, int head_dim, float eps, "
+      "float norm_offset, bool interleaved, float scale, int window, float softcap, bool causal, "
+      "bool ahead) -> Tensor");
 
   // Codec
   m.def("hadamard_128(Tensor x, Tensor? pre_scale, Tensor? post_scale) -> Tensor");

@@ -93,6 +93,21 @@ Tensor paged_attention(const Tensor& qkv, const Tensor& k_cache, const Tensor& v
   return out;
 }
 
+// NOLINTNEXTLINE: the parameters are the schema's
+Tensor decode_attention(const Tensor& qkv, const std::optional<Tensor>& table,
+                        const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots,
+                        const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
+                        const Tensor& page_table, const Tensor& seq_lens,
+                        const Tensor& query_starts, int64_t q_heads, int64_t kv_heads,
+                        int64_t head_dim, double eps, double norm_offset, bool interleaved,
+                        double scale, int64_t window, double softcap, bool causal, bool ahead) {
+  EXL3_CHECK_DIM("decode_attention", v_cache, 4);
+  rope_append_(qkv, table, k_cache, v_cache, slots, q_norm, k_norm, q_heads, kv_heads, head_dim,
+               v_cache.size(3), eps, norm_offset, interleaved);
+  return paged_attention(qkv, k_cache, v_cache, page_table, seq_lens, query_starts, q_heads,
+                         kv_heads, head_dim, scale, window, softcap, causal);
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(exl3, CPU, m) {
@@ -101,6 +116,7 @@ STABLE_TORCH_LIBRARY_IMPL(exl3, CPU, m) {
   m.impl("rope_append_quant_", TORCH_BOX(&rope_append_quant_));
   m.impl("paged_attention_quant", TORCH_BOX(&paged_attention_quant));
   m.impl("paged_attention", TORCH_BOX(&paged_attention));
+  m.impl("decode_attention", TORCH_BOX(&decode_attention));
 }
 
 }  // namespace exl3::bind

@@ -1,12 +1,9 @@
 // Fragments of mma.m16n8k16 and asynchronous copies, for sm_80 on.
 #pragma once
+#include "cuda/common/cluster.cuh"
 #include "cuda/common/vector.cuh"
 
 namespace exl3::cuda {
-
-static __device__ __forceinline__ unsigned shared_address(const void* p) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(p));
-}
 
 // 16 bytes to shared memory; zeros if not `valid` (nothing is read then).
 static __device__ __forceinline__ void copy16(void* to, const void* from, bool valid) {
