@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from exl3.ops.attention import paged_attention
+from exl3.ops.attention import AttentionLayer, Sequences, decode_attention, paged_attention
 from exl3.ops.rope import rope_append_
 from tests.bench.bench_cuda_linear import graph_us
 
@@ -54,6 +54,13 @@ def row(bsz: int, queries: int, length: int) -> None:
     append = microseconds(
         [lambda k=k, v=v: rope_append_(qkv, rope, k, v, slots, **options) for k, v in caches]
     )
+    at, layer = Sequences(table, lens, starts, slots), AttentionLayer(**options, scale=DIM**-0.5)
+    whole = microseconds(
+        [
+            lambda k=k, v=v: decode_attention(qkv, rope, k, v, at, layer, ahead=True)
+            for k, v in caches
+        ]
+    )
     moved = 2 * 2 * bsz * length * KV_HEADS * DIM
     operations = 4 * bsz * Q_HEADS * DIM * queries * (length - (queries - 1) / 2)
     out = {
@@ -63,6 +70,7 @@ def row(bsz: int, queries: int, length: int) -> None:
         "context": length,
         "microseconds": round(time, 2),
         "rope_append_microseconds": round(append, 2),
+        "decode_attention_microseconds": round(whole, 2),
         "gb_per_s": round(moved / time / 1e3),
         "tflops": round(operations / time / 1e6, 1),
     }

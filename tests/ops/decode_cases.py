@@ -47,9 +47,7 @@ class Step:
         return Step(qkv, move(self.table), caches, at, replace(self.layer, **norms))
 
     def run(self, **options: Any) -> Tensor:
-        return decode_attention(
-            self.qkv, self.table, *self.caches, self.at, self.layer, **options
-        )
+        return decode_attention(self.qkv, self.table, *self.caches, self.at, self.layer, **options)
 
     def reference(self, **options: Any) -> Tensor:
         return decode_attention_reference(
@@ -68,7 +66,7 @@ def step(
 ) -> Step:
     """One step of `queries` new rows each. The slots of new rows are NaN in the cache, as all that
     no query sees; sequences of length 0 store nothing."""
-    q_heads, kv_heads, dim, v_dim = heads
+    q_heads, kv_heads, dim, _ = heads
     args, options = case([(n, queries) for n in lengths], heads)
     wide, k_cache, v_cache, pages, seq_lens, starts = args
     m = wide.shape[0]

@@ -132,8 +132,8 @@ static __device__ __forceinline__ void add_part(const DecodeMemory& memory,
   }
 }
 
-// Sums of the first `count` thread blocks of a cluster, as a binary tree over kDecodeParts leaves: a
-// lane adds four, 2^lanes_log neighbouring lanes the rest. All lanes of a warp take part.
+// Sums of the first `count` thread blocks of a cluster, as a binary tree over kDecodeParts leaves:
+// a lane adds four, 2^lanes_log neighbouring lanes the rest. All lanes of a warp take part.
 static __device__ __forceinline__ float finish_value(const DecodeMemory& memory, int step, int at,
                                                      int component, int count, int lanes_log) {
   const int first = (threadIdx.x & ((1 << lanes_log) - 1)) * 4;

@@ -28,8 +28,8 @@ struct DecodeRows {
   }
 };
 
-// 16 bytes that other thread blocks wrote before: from the second-level cache. Zeros if not `valid`.
-// No branch, so that all loads of a row are under way before the first is used.
+// 16 bytes that other thread blocks wrote before: from the second-level cache. Zeros if not
+// `valid`. No branch, so that all loads of a row are under way before the first is used.
 static __device__ __forceinline__ uint4 load_fresh(const void* from, bool valid) {
   uint4 v;
   asm volatile(
@@ -115,7 +115,8 @@ struct Turn {
       for (int g = 0; g < kGroups; ++g) {
         if (16 * g + 4 * static_cast<int>(threadIdx.x % 4) >= half) continue;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) turn(v[g][2 * i], v[g][2 * i + 1], angle[g][i], angle[g][i + 4]);
+        for (int i = 0; i < 4; ++i)
+          turn(v[g][2 * i], v[g][2 * i + 1], angle[g][i], angle[g][i + 4]);
       }
       return;
     }
@@ -125,7 +126,8 @@ struct Turn {
 #pragma unroll
       for (int g = 0; g < h; ++g) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) turn(v[g][i], v[g + h][i], angle[2 * g][i], angle[2 * g + 1][i]);
+        for (int i = 0; i < 8; ++i)
+          turn(v[g][i], v[g + h][i], angle[2 * g][i], angle[2 * g + 1][i]);
       }
     }
   }
@@ -168,7 +170,8 @@ struct RowTask {
 
   // The lane's row among those of q or of the new keys.
   static __device__ __forceinline__ int lane_row() {
-    return static_cast<int>(threadIdx.x) / kWarp % 2 * 8 + static_cast<int>(threadIdx.x % kWarp) / 4;
+    return static_cast<int>(threadIdx.x) / kWarp % 2 * 8 +
+           static_cast<int>(threadIdx.x % kWarp) / 4;
   }
   // Its query.
   static __device__ __forceinline__ int lane_query(const DecodeAttentionParams& p,

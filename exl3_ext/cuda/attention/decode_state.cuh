@@ -32,7 +32,6 @@ static __device__ __forceinline__ float base_factor(float from, float to) {
   return apart >= -126.0f ? __int_as_float((127 + static_cast<int>(apart)) << 23) : 0.0f;
 }
 
-
 // Absolute error under 2^-21.
 static __device__ __forceinline__ float tanh_fast(float v) {
   return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(2.0f * kLog2Of_e * v));

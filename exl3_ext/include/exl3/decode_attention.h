@@ -9,12 +9,12 @@ namespace exl3 {
 //
 // Row b * queries + i is query i of sequence b, at position seq_lens[b] - queries + i.
 struct DecodeAttentionParams {
-  const void* qkv;       // [rows, q_heads * head_dim + kv_heads * (head_dim + v_head_dim)]
-  DType dtype;           // of qkv and out: float32 or float16
-  const float* table;    // [rows, rot]: [cos | sin]; unused when rot is 0
-  half_bits* k_cache;    // [pages, 256, kv_heads, head_dim]
-  half_bits* v_cache;    // [pages, 256, kv_heads, v_head_dim]
-  const int64_t* slots;  // [rows]: page * 256 + offset; outside the cache: not stored
+  const void* qkv;            // [rows, q_heads * head_dim + kv_heads * (head_dim + v_head_dim)]
+  DType dtype;                // of qkv and out: float32 or float16
+  const float* table;         // [rows, rot]: [cos | sin]; unused when rot is 0
+  half_bits* k_cache;         // [pages, 256, kv_heads, head_dim]
+  half_bits* v_cache;         // [pages, 256, kv_heads, v_head_dim]
+  const int64_t* slots;       // [rows]: page * 256 + offset; outside the cache: not stored
   const int32_t* page_table;  // [sequences, max_pages]
   const int32_t* seq_lens;    // [sequences], the new rows included; a bad length counts as 0
   const float* q_norm;        // [head_dim] or null
