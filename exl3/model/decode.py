@@ -10,6 +10,7 @@ a fixed buffer where the hidden state enters it.
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from ..modules import Batch, Linear
 from ..modules.head import wide
 from ..modules.linear import run_group
 from ..modules.low_rank import Adapters
-from ..ops.graph import Recording, capture, record
+from ..ops.graph import Arena, Graph, Recording, capture, record
 from ..settings import settings
 from .adapters import Adapter, Chosen, adapters_of, fill_mask
 from .inputs import check_cache, page_table
@@ -179,6 +180,8 @@ class DecodeGraphs:
         self._steps: weakref.WeakKeyDictionary[Any, dict[_StepKey, _Step]] = (
             weakref.WeakKeyDictionary()
         )
+        self._arena = Arena()  # of all that is recorded on the CPU
+        self._lock = threading.Lock()  # one recording runs at a time
         self._linears: list[tuple[Linear, Any]] = []  # with the weights that were recorded
         self._refused = False
         self._warned = False  # of a step that could not be recorded
@@ -219,10 +222,15 @@ class DecodeGraphs:
         ids = input_ids.cpu().numpy()[:, 0]
         if device.type == "cuda" and not self._in_range(ids, pages, lengths, cache.num_pages):
             return None
-        step = self._step_for(cache, (bucket_size(n), loras), pages.shape[1])
-        step.fill(ids, pages, lengths)
-        if each is not None:
-            fill_mask(step.mask.numpy(), each, loras)
+        with self._lock:
+            step = self._step_for(cache, (bucket_size(n), loras), pages.shape[1])
+            step.fill(ids, pages, lengths)
+            if each is not None:
+                fill_mask(step.mask.numpy(), each, loras)
+            return self._logits(step, cache, n)
+
+    def _logits(self, step: _Step, cache: Any, n: int) -> Tensor | None:
+        """Of the first `n` rows of a step that has its inputs."""
         result = self._run(step, cache)
         if result is None:
             return None
@@ -289,8 +297,19 @@ class DecodeGraphs:
         if segment.device.type == "cuda":
             graph = step.graphs[index] = capture(forward, segment.device)
             return graph.replay()
-        recorded = step.graphs[index] = record(forward)
+        memory = self._arena.tensor
+        recorded = record(forward, self._arena)
+        if self._arena.tensor is not memory:
+            self._forget_recorded()
+        step.graphs[index] = recorded
         return recorded.result
+
+    def _forget_recorded(self) -> None:
+        """Drop what was recorded on the CPU in memory that was too small for another step; it is
+        recorded again when it is needed."""
+        for steps in self._steps.values():
+            for step in steps.values():
+                step.graphs = [None if isinstance(g, Graph) else g for g in step.graphs]
 
     def _forward(self, batch: Batch, index: int, x: Tensor | None) -> Tensor:
         """A segment: from ids or the hidden state `x` to the hidden state, or after the last block
@@ -360,5 +379,6 @@ class DecodeGraphs:
     def clear(self) -> None:
         """Forget all steps, and with them every weight they hold."""
         self._steps.clear()
+        self._arena = Arena()
         self._linears = []
         self._refused = False

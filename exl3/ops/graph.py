@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UnsupportedError
@@ -68,17 +69,41 @@ class Graph(Generic[T]):
             torch.ops.exl3.graph_free(handle)
 
 
-def record(function: Callable[[], T]) -> Graph[T]:
+class Arena:
+    """Memory on the CPU that recordings share: only one of them may run at a time, and what it
+    returns is valid until another does."""
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+        """float32, one-dimensional; None at first."""
+
+    def reserve(self, n_bytes: int) -> Tensor:
+        """Memory of at least this size: what is there, or new memory of up to twice the size, which
+        earlier recordings do not use."""
+        if self.tensor is None or self.tensor.nbytes < n_bytes:
+            self.tensor = None
+            self.tensor = torch.empty((1 << max(n_bytes - 1, 1).bit_length()) // 4)
+        return self.tensor
+
+
+def record(function: Callable[[], T], arena: Arena | None = None) -> Graph[T]:
     """Run `function` once and record the launches of the exl3 ops it calls on this thread.
 
     Tensors that the ops read and wrote are kept alive by the graph. Inputs that change between
     replays must be written in place.
 
+    Args:
+        arena: what results and workspaces of the ops are made in; those that are not needed at the
+            same time share memory. `function` then runs twice, the first time to measure, and must
+            return a tensor, or lists or tuples of them.
     Raises:
         UnsupportedError: the function ran an op that is neither of exl3 nor a view.
     """
+    memory = None
+    if arena is not None:
+        memory = arena.reserve(_measure(function))
     namespace = ops()
-    namespace.graph_begin()
+    namespace.graph_begin(memory)
     kept = False
     try:
         with _OnlyOurOps():
@@ -87,6 +112,27 @@ def record(function: Callable[[], T]) -> Graph[T]:
     finally:
         handle = namespace.graph_end(kept)
     return Graph(handle, result)
+
+
+def _measure(function: Callable[[], object]) -> int:
+    """Bytes of an arena for what `function` launches."""
+    namespace = ops()
+    namespace.graph_begin(None)
+    results: list[Tensor] = []
+    try:
+        with _OnlyOurOps():
+            results += _tensors(function())
+    except BaseException:
+        namespace.graph_end(False)
+        raise
+    return namespace.graph_measure(results)
+
+
+def _tensors(result: object) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    assert isinstance(result, list | tuple), "record with an arena takes tensors only"
+    return [tensor for part in result for tensor in _tensors(part)]
 
 
 class CudaGraph(Generic[T]):

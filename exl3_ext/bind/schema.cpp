@@ -3,7 +3,8 @@
 
 STABLE_TORCH_LIBRARY(exl3, m) {
   // Runtime of the CPU library
-  m.def("graph_begin() -> ()");
+  m.def("graph_begin(Tensor? arena) -> ()");
+  m.def("graph_measure(Tensor[] results) -> int");
   m.def("graph_end(bool keep) -> int");
   m.def("graph_replay(int graph) -> ()");
   m.def("graph_size(int graph) -> int");

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +230,26 @@ def test_recorded_step_equals_eager(golden_model: Model, monkeypatch: pytest.Mon
     assert count_graphs(model, recorded) == 5 and count_graphs(model, eager) == 0
     for a, b in zip(recorded.get_all_tensors(), eager.get_all_tensors(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_recorded_steps_share_memory(golden_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of many sizes take about what the largest takes, whichever comes first."""
+    model, most = golden_model, 24
+    ids = random_ids(most, 1, 512)
+
+    def run(sizes: Sequence[int]) -> int:
+        model._graphs.clear()
+        cache = Cache(model, 256 * most)
+        for n in sizes:
+            params = step_params(cache, [[row] for row in range(n)], [0] * n)
+            got = model.forward(ids[:n], params)
+            assert torch.equal(got, without_graph(monkeypatch, model, ids[:n], params)), n
+        assert model._graphs._arena.tensor is not None
+        return model._graphs._arena.tensor.nbytes
+
+    largest = run([most])
+    assert run(range(1, most + 1)) == run(range(most, 0, -1)) == largest
+    assert run([3, most, 3, most, 5]) == largest
 
 
 def test_recorded_result_is_the_callers(golden_model: Model) -> None:

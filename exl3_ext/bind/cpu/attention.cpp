@@ -10,7 +10,7 @@ namespace {
 Tensor rope_table(const Tensor& positions, const Tensor& inv_freq, double scale) {
   EXL3_CHECK_CPU("rope_table", inv_freq);
   RopeTableParams p = rope_table_params(positions, inv_freq, scale);
-  Tensor table = torch::stable::new_empty(inv_freq, {p.rows, 2 * p.half});
+  Tensor table = allocate(inv_freq, {p.rows, 2 * p.half});
   p.table = data_mut<float>(table);
   launch("rope_table", rope_table_cpu, p, {positions, inv_freq, table});
   return table;
@@ -68,7 +68,7 @@ Tensor paged_attention_quant(const Tensor& qkv, const Tensor& k_words, const Ten
       attention_params<float>({qkv, page_table, seq_lens, query_starts},
                               {q_heads, kv_heads, head_dim, scale, window, softcap, causal});
   add_quant_cache(p, qkv, {k_words, k_scales}, {v_words, v_scales}, v_head_dim);
-  Tensor out = torch::stable::new_empty(qkv, {p.rows, q_heads * p.v_head_dim});
+  Tensor out = allocate(qkv, {p.rows, q_heads * p.v_head_dim});
   p.out = data_mut<float>(out);
   launch(op, attention_cpu, p,
          {qkv, k_words, k_scales, v_words, v_scales, page_table, seq_lens, query_starts, out});
@@ -87,7 +87,7 @@ Tensor paged_attention(const Tensor& qkv, const Tensor& k_cache, const Tensor& v
       attention_params<float>({qkv, page_table, seq_lens, query_starts},
                               {q_heads, kv_heads, head_dim, scale, window, softcap, causal});
   add_cache(p, qkv, k_cache, v_cache);
-  Tensor out = torch::stable::new_empty(qkv, {p.rows, q_heads * p.v_head_dim});
+  Tensor out = allocate(qkv, {p.rows, q_heads * p.v_head_dim});
   p.out = data_mut<float>(out);
   launch(op, attention_cpu, p, {qkv, k_cache, v_cache, page_table, seq_lens, query_starts, out});
   return out;

@@ -1,5 +1,6 @@
 // Graph recording and the runtime switches of the CPU library.
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 
 #include <map>
 #include <mutex>
@@ -23,19 +24,39 @@ std::shared_ptr<RecordedGraph> find(const char* op, int64_t graph) {
   return it->second;
 }
 
-void graph_begin() {
+thread_local std::vector<PlannedTensor> t_plan;  // of the last graph_measure
+
+void graph_begin(const std::optional<Tensor>& arena) {
   EXL3_CHECK("graph_begin", !t_recording, "this thread is recording already");
   t_recording = std::make_shared<RecordedGraph>();
+  if (!arena) return;
+  t_recording->arena = arena;
+  t_recording->planned = std::move(t_plan);
+  t_plan.clear();
+}
+
+std::shared_ptr<RecordedGraph> finished(const char* op) {
+  EXL3_CHECK(op, t_recording, "this thread is not recording");
+  std::shared_ptr<RecordedGraph> graph = std::move(t_recording);
+  t_recording.reset();
+  return graph;
 }
 
 int64_t graph_end(bool keep) {
-  EXL3_CHECK("graph_end", t_recording, "this thread is not recording");
-  std::shared_ptr<RecordedGraph> graph = std::move(t_recording);
-  t_recording.reset();
+  std::shared_ptr<RecordedGraph> graph = finished("graph_end");
   if (!keep) return 0;
   std::lock_guard<std::mutex> lock(g_mutex);
   g_graphs[g_next] = std::move(graph);
   return g_next++;
+}
+
+// Ends a first pass. The results are needed to the end. Returns the bytes of an arena with which
+// the same can be recorded next.
+int64_t graph_measure(std::vector<Tensor> results) {
+  const std::shared_ptr<RecordedGraph> graph = finished("graph_measure");
+  for (const Tensor& result : results) graph->keep(result);
+  t_plan = std::move(graph->planned);
+  return plan_memory(t_plan);
 }
 
 void graph_replay(int64_t graph) {
@@ -71,8 +92,43 @@ int64_t cpu_threads() { return num_threads(); }
 
 RecordedGraph* recording() { return t_recording.get(); }
 
+// Views share the memory of what they show.
+void RecordedGraph::keep(const Tensor& tensor) {
+  kept.push_back(tensor);
+  const auto* at = static_cast<const unsigned char*>(tensor.const_data_ptr());
+  for (size_t i = 0; i < own.size(); ++i) {
+    const auto* base = static_cast<const unsigned char*>(own[i].const_data_ptr());
+    if (base <= at && at < base + planned[i].bytes) {
+      planned[i].last = static_cast<int64_t>(launches.size());
+    }
+  }
+}
+
+Tensor allocate(const Tensor& like, const std::vector<int64_t>& sizes) {
+  int64_t bytes = sizeof(float);
+  for (const int64_t size : sizes) bytes *= size;
+  RecordedGraph* graph = recording();
+  if (graph && graph->arena) {
+    EXL3_CHECK("allocate",
+               graph->next < graph->planned.size() && graph->planned[graph->next].bytes == bytes,
+               "what is recorded differs from what was measured");
+    Tensor all = *graph->arena;
+    const int64_t offset = graph->planned[graph->next++].offset / sizeof(float);
+    return torch::stable::view(
+        torch::stable::narrow(all, 0, offset, bytes / static_cast<int64_t>(sizeof(float))), sizes);
+  }
+  const Tensor tensor = torch::stable::new_empty(like, sizes, ScalarType::Float);
+  if (graph) {
+    const auto now = static_cast<int64_t>(graph->launches.size()) + 1;  // the launch to come
+    graph->planned.push_back({bytes, now, now, 0});
+    graph->own.push_back(tensor);
+  }
+  return tensor;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(exl3, CompositeExplicitAutograd, m) {
   m.impl("graph_begin", TORCH_BOX(&graph_begin));
+  m.impl("graph_measure", TORCH_BOX(&graph_measure));
   m.impl("graph_end", TORCH_BOX(&graph_end));
   m.impl("graph_replay", TORCH_BOX(&graph_replay));
   m.impl("graph_size", TORCH_BOX(&graph_size));

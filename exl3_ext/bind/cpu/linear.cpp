@@ -46,7 +46,7 @@ LinearParams fill(const char* op, const Tensor& x, const WeightLists& lists,
 void finish(const char* op, LinearParams* p, const Tensor& x, Tensors* kept) {
   // One line more than needed, to align it.
   p->workspace_bytes = linear_workspace_bytes(*p);
-  const Tensor workspace = torch::stable::new_empty(x, {p->workspace_bytes + 64}, ScalarType::Byte);
+  const Tensor workspace = allocate(x, {p->workspace_bytes / 4 + 16});
   const uintptr_t at = reinterpret_cast<uintptr_t>(workspace.data_ptr());
   p->workspace = reinterpret_cast<unsigned char*>((at + 63) / 64 * 64);
   kept->push_back(workspace);
@@ -62,7 +62,7 @@ Tensor linear(const Tensor& x, Tensors planes, Tensors suh, Tensors svh, Optiona
   LinearParams p = fill(op, x, {planes, suh, svh, bias, codebooks, out_features},
                         {norm_weight, norm_eps, norm_offset}, activation, &kept);
   const int64_t columns = columns_of(p);
-  const Tensor y = torch::stable::new_empty(x, {p.m, columns});
+  const Tensor y = allocate(x, {p.m, columns});
   p.y = data_mut<float>(y);
   p.y_stride = columns;
   kept.push_back(y);

@@ -68,7 +68,7 @@ void low_rank_add_(const Tensor& y, const Tensor& x, std::vector<Tensor> a, std:
     check_part(p, static_cast<int>(i), a[i], b[i], y.size(1));
     p.ranks += a[i].size(0);
   }
-  const Tensor inner = torch::stable::new_empty(x, {p.rows, p.ranks});
+  const Tensor inner = allocate(x, {p.rows, p.ranks});
   p.x = data<float>(x);
   p.y = data_mut<float>(y);
   p.mask = data<float>(mask);

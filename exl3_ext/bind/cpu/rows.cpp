@@ -11,7 +11,7 @@ Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps
                 double weight_offset) {
   EXL3_CHECK_CPU("rms_norm", x);
   RmsNormParams p = rms_norm_params<float>(x, weight, eps, weight_offset);
-  Tensor y = torch::stable::new_empty(x, x.sizes());
+  Tensor y = allocate(x, {x.sizes().begin(), x.sizes().end()});
   std::vector<Tensor> kept{x, y};
   if (weight) kept.push_back(*weight);
   p.y = data_mut<float>(y);
@@ -22,7 +22,7 @@ Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps
 Tensor gated_activation(const Tensor& gate_up, int64_t kind) {
   EXL3_CHECK_CPU("gated_activation", gate_up);
   GatedActivationParams p = gated_activation_params<float>(gate_up, kind);
-  Tensor y = torch::stable::new_empty(gate_up, {p.rows, p.dim});
+  Tensor y = allocate(gate_up, {p.rows, p.dim});
   p.y = data_mut<float>(y);
   launch("gated_activation", gated_activation_cpu, p, {gate_up, y});
   return y;
@@ -31,7 +31,7 @@ Tensor gated_activation(const Tensor& gate_up, int64_t kind) {
 Tensor embedding(const Tensor& ids, const Tensor& table, double scale) {
   EXL3_CHECK_CPU("embedding", table);
   EmbeddingParams p = embedding_params<float>(ids, table, scale);
-  Tensor y = torch::stable::new_empty(table, {p.rows, p.dim}, ScalarType::Float);
+  Tensor y = allocate(table, {p.rows, p.dim});
   p.y = data_mut<float>(y);
   launch("embedding", embedding_cpu, p, {ids, table, y});
   return y;
