@@ -60,6 +60,13 @@ def test_windows(device: torch.device, window: int) -> None:
         check(own, device, causal=False)
 
 
+@pytest.mark.parametrize("heads", [(16, 2, 256, 256), (32, 2, 128, 128), (16, 1, 64, 64)])
+def test_every_cluster_size(device: torch.device, heads: tuple[int, int, int, int]) -> None:
+    """More sequences, smaller clusters; 8 rows of 256 dims have no room in the smallest."""
+    for count in (1, 4, 9, 20, 40, 140):
+        check(step([70 + 9 * b % 200 for b in range(count)], 1, heads), device)
+
+
 def test_softcap_and_no_mask(device: torch.device) -> None:
     check(step([300, 5], 3, (4, 2, 64, 64), softcap=5.0), device)
     check(step([300, 5], 3, (4, 2, 64, 64)), device, causal=False)
@@ -116,6 +123,8 @@ def test_captured_step_reads_lengths_and_pages(device: torch.device) -> None:
         slot = int(own.at.page_table[0, (length - 1) // 256]) * 256 + (length - 1) % 256
         for at in (own.at, there.at):
             at.seq_lens[0], at.slots[0] = length, slot
+        for cache, original in zip(there.caches, own.caches, strict=True):
+            cache.copy_(original)  # what another length stored there
         want = own.to(CPU, torch.float32).reference()
         for _ in range(2):
             graph.replay()

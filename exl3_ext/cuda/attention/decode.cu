@@ -53,15 +53,15 @@ struct Instance {
     return c;
   }
 
-  // Clusters of each size that run at once on a device.
-  static bool find_room(int device, int (&room)[kClusterSizes]) {
-    int major = 0, shared = 0;
+  // Clusters of each size that run at once on a device, and bytes of a thread block; false: none.
+  static bool find_room(int device, int (&room)[kClusterSizes], int& limit) {
+    int major = 0;
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (major < 9) return false;
     const auto size = cudaFuncAttributeMaxDynamicSharedMemorySize;
     const auto large = cudaFuncAttributeNonPortableClusterSizeAllowed;
-    if (cudaFuncSetAttribute(kKernel, size, shared) != cudaSuccess ||
+    if (cudaFuncSetAttribute(kKernel, size, limit) != cudaSuccess ||
         cudaFuncSetAttribute(kKernel, large, 1) != cudaSuccess) {
       return false;
     }
@@ -75,23 +75,29 @@ struct Instance {
     return true;
   }
 
-  // The largest cluster with which all run at once, else 1; 0: no such kernel on this device.
-  static int plan(int64_t wanted) {
-    static std::atomic<int> known[kMostDevices][kClusterSizes + 1];  // the last: 1 found, -1 none
+  // The largest cluster with which all run at once, else the smallest that has the memory; 0: no
+  // such kernel on this device.
+  static int plan(const DecodeAttentionParams& p) {
+    static std::atomic<int> known[kMostDevices][kClusterSizes + 1];  // the last: bytes, -1: none
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return 0;
     auto& own = known[device];
     if (own[kClusterSizes].load() == 0) {
-      int room[kClusterSizes] = {};
-      const bool found = find_room(device, room);
+      int room[kClusterSizes] = {}, limit = 0;
+      const bool found = find_room(device, room, limit);
       for (int i = 0; i < kClusterSizes; ++i) own[i].store(room[i]);
-      own[kClusterSizes].store(found ? 1 : -1);
+      own[kClusterSizes].store(found ? limit : -1);
     }
-    if (own[kClusterSizes].load() < 0) return 0;
-    for (int i = kClusterSizes - 1; i > 0; --i) {
-      if (wanted <= own[i].load()) return 1 << i;
+    const int64_t wanted = clusters(p);
+    int i = kClusterSizes - 1;
+    while (i > 0 && wanted > own[i].load()) --i;
+    for (; i < kClusterSizes; ++i) {
+      const bool runs = i == 0 || own[i].load() > 0;
+      if (runs && bytes(rows_of_sequence(p), p.v_head_dim, 1 << i) <= own[kClusterSizes].load()) {
+        return 1 << i;
+      }
     }
-    return 1;
+    return 0;
   }
 
   static Status start(const DecodeAttentionParams& p, CudaStream stream) {
@@ -132,7 +138,7 @@ bool fits_lanes(const DecodeAttentionParams& p) {
 int plan_decode_attention(const DecodeAttentionParams& p) {
   if (p.sequences < 1 || p.queries < 1 || p.queries > kStepKeys) return 0;
   if (largest_dim(p) > 256 || !fits_lanes(p)) return 0;
-  return with_instance(p, [&](auto instance) { return instance.plan(clusters(p)); });
+  return with_instance(p, [&](auto instance) { return instance.plan(p); });
 }
 
 Status decode_attention_cuda(const DecodeAttentionParams& p, CudaStream stream) {
