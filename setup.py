@@ -76,9 +76,10 @@ def gpu_architectures() -> list[str]:
 
 
 def named_architectures() -> list[str]:
-    """What TORCH_CUDA_ARCH_LIST names."""
+    """What TORCH_CUDA_ARCH_LIST names; 9.0 with its own instructions (wgmma)."""
     named = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
-    return [arch.removesuffix("+PTX") for arch in named if arch]
+    found = [arch.removesuffix("+PTX") for arch in named if arch]
+    return ["9.0a" if arch == "9.0" else arch for arch in found]
 
 
 def cuda_architectures() -> list[str]:

@@ -10,17 +10,17 @@ from .codebook import Codebook
 from .linear import LinearWeight
 from .registry import ops
 
-PATHS = ("built_in", "small", "decoded")
+PATHS = ("built_in", "small", "decoded", "direct")
 """`small`: straight from the trellis, 16 rows a launch; `decoded`: weights decoded, then multiplied
-by a library."""
+by a library; `direct`: straight from the trellis by the tensor cores of Hopper GPUs."""
 ROW_RANGES = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256))
 """First and last row count that share a choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way to run. `cluster`: thread blocks that share 128 outputs, of path `small`; 0: as the
-    built-in rule says."""
+    """One way to run. `cluster`: thread blocks that share outputs, of paths `small` and `direct`;
+    0: as the built-in rule says."""
 
     path: str
     cluster: int = 0

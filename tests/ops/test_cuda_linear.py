@@ -77,14 +77,14 @@ def test_every_row_count(bits: int) -> None:
     weight = random_weight(384, 128, bits, device="cuda")
     x = randn(512, 384)
     want = linear_reference(x, [weight])
-    for m in (*ROWS, 6, 9, 65, 512):
+    for m in (*ROWS, 6, 9, 65, 127, 128, 129, 512):
         check(linear(x[:m], [weight]), want[:m])
 
 
 @pytest.mark.parametrize(
     ("k", "sizes"), [*GROUPS, (640, (384,)), (4096, (1024, 128)), (14336, (640,))]
 )
-@pytest.mark.parametrize("m", [1, 3, 8, 17, 40])
+@pytest.mark.parametrize("m", [1, 3, 8, 17, 40, 100])
 def test_groups_and_padding(k: int, sizes: tuple[int, ...], m: int) -> None:
     weights = [
         random_weight(k, n, 4, bias=i != 1, seed=i, device="cuda") for i, n in enumerate(sizes)

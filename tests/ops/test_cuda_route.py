@@ -60,6 +60,39 @@ def test_every_route_is_right(
     assert torch.equal(linear(x, weights, activation=activation), results[0])
 
 
+@pytest.mark.parametrize("bits", [1, 4, 5, 8])
+@pytest.mark.parametrize(
+    ("k", "sizes", "gated"),
+    [
+        (128, (128,), False),
+        (384, (256, 128), False),
+        (1152, (384, 384), True),
+        (14336, (640,), False),
+    ],
+)
+def test_direct_product_by_any_number_of_parts(
+    k: int, sizes: tuple[int, ...], gated: bool, bits: int, device: torch.device
+) -> None:
+    """Both sides of each number of rows that a thread block may have."""
+    weights = [
+        random_weight(k, n, bits, bias=True, seed=i, device="cuda") for i, n in enumerate(sizes)
+    ]
+    problem = problem_of(weights, gated)
+    activation = "silu" if gated else None
+    inputs = torch.randn(130, k, device="cuda").half()
+    want = linear_reference(inputs, weights, activation=activation)
+    for m in (9, 16, 17, 32, 33, 64, 65, 128, 130):
+        routes = [r for r in problem.routes(device.index, m) if r.path == "direct"]
+        if not routes:
+            pytest.skip("no direct product on this GPU")
+        for route in routes:
+            problem.take(device.index, (m, m), route)
+            got = linear(inputs[:m], weights, activation=activation)
+            assert torch.equal(linear(inputs[:m], weights, activation=activation), got)
+            error = (got.double() - want[:m]).norm(dim=-1) / want[:m].norm(dim=-1)
+            assert error.max() < LIMIT, (m, route)
+
+
 def test_a_route_is_taken_for_its_problem_and_rows_alone(device: torch.device) -> None:
     """Decoding the weights gives other last bits than the small-batch kernel."""
     weight = random_weight(2048, 512, 4, device="cuda")

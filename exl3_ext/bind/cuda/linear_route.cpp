@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bind/cuda/guard.h"
+#include "exl3/gemm_direct.h"
 #include "exl3/gemv.h"
 
 namespace exl3::bind {
@@ -45,6 +46,7 @@ LinearGroup group_of(const LinearProblem& problem, int64_t m) {
 Ints linear_routes(int64_t device, int64_t m, const Ints& values) {
   constexpr int64_t kMostSmall = 64;      // rows for which the small-batch kernel is worth a try
   constexpr int64_t kFewestDecoded = 16;  // and decoding: it moves 16 bits a weight twice
+  constexpr int64_t kFewestDirect = 3, kMostDirect = 256;
   const char* op = "linear_routes";
   const LinearGroup group = group_of(problem_of(op, values), m);
   const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device));
@@ -52,6 +54,11 @@ Ints linear_routes(int64_t device, int64_t m, const Ints& values) {
   for (int cluster : {1, 2, 4, 8}) {
     if (m > kMostSmall || gemv_select(group, gemv_device(), cluster).rows == 0) continue;
     found.insert(found.end(), {static_cast<int64_t>(LinearPath::kSmall), cluster});
+  }
+  for (int parts = 1; parts <= kDirectCluster; ++parts) {
+    if (m < kFewestDirect || m > kMostDirect) continue;
+    if (direct_select(group, direct_device(), parts).rows == 0) continue;
+    found.insert(found.end(), {static_cast<int64_t>(LinearPath::kDirect), parts});
   }
   if (m >= kFewestDecoded) {
     found.insert(found.end(), {static_cast<int64_t>(LinearPath::kDecoded), 0});
@@ -64,7 +71,7 @@ void set_route(int64_t device, const Ints& values, int64_t first_rows, int64_t l
   const char* op = "set_linear_route";
   EXL3_CHECK(op, first_rows >= 1 && first_rows <= last_rows, "rows are ", first_rows, " to ",
              last_rows);
-  EXL3_CHECK(op, path >= 0 && path <= static_cast<int64_t>(LinearPath::kDecoded), "path is ", path);
+  EXL3_CHECK(op, path >= 0 && path <= static_cast<int64_t>(LinearPath::kDirect), "path is ", path);
   EXL3_CHECK(op, cluster >= 0 && cluster <= 8, "cluster is ", cluster, ", expected 0..8");
   set_linear_route(static_cast<int>(device), problem_of(op, values), first_rows, last_rows,
                    {static_cast<LinearPath>(path), static_cast<int>(cluster)});

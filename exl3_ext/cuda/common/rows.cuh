@@ -79,6 +79,21 @@ static __device__ __forceinline__ void load4(const void* data, DType type, int64
   convert4(load_raw4(data, type, at, count), type, v);
 }
 
+// The first `count` of four values, at once where the address allows it.
+static __device__ __forceinline__ void store4(void* data, DType type, int64_t at, int count,
+                                              const float (&v)[4]) {
+  char* to = static_cast<char*>(data) + at * (type == DType::kFloat32 ? 4 : 2);
+  if (count == 4 && type == DType::kFloat16 && reinterpret_cast<uintptr_t>(to) % 8 == 0) {
+    const __half2 pair[2] = {__floats2half2_rn(v[0], v[1]), __floats2half2_rn(v[2], v[3])};
+    *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(pair);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (i < count) store_value(data, type, at + i, v[i]);
+  }
+}
+
 // How many of the four values from `column` on are inside a row of `columns`.
 static __device__ __forceinline__ int count4(int64_t column, int64_t columns) {
   const int64_t left = columns - column;

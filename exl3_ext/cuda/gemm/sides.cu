@@ -1,9 +1,11 @@
 // Both sides of a product by decoded blocks of W' (struct comments in exl3/linear_cuda.h).
-// Work split: input side a thread block a row; output side half a warp a row and block of 128,
-// eight values a lane, or a warp where rows are not aligned to 16 bytes or not float16. Memory: 32
-// floats. Bound: bytes. Chosen: when the small-batch product is not.
+// Work split: input side a thread block a row (of few rows: a row and weight); output side half a
+// warp a row and block of 128, eight values a lane, or a warp where rows are not aligned to 16
+// bytes or not float16. Memory: 32 floats. Bound: bytes. Chosen: when the small-batch product is
+// not; the input side also in front of the direct product.
 #include <cuda_runtime.h>
 
+#include "cuda/common/launch.cuh"
 #include "cuda/common/rows.cuh"
 #include "cuda/common/vector.cuh"
 
@@ -14,6 +16,23 @@ using namespace cuda;
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
+constexpr int64_t kFewRows = 256;  // whose weights have thread blocks of their own
+
+// Where values from `column` on of a row's inner go; up to 8, inside a unit of 16 bytes.
+__device__ __forceinline__ half_bits* inner_at(const InputSideParams& p, int j, int64_t row,
+                                               int64_t column) {
+  if (p.chunk_rows == 0) return p.inner[j] + row * p.k + column;
+  const int64_t chunk = row / p.chunk_rows * (p.k / 64) + column / 64;
+  const int64_t unit = (column / 8 ^ row) & 7;
+  return p.inner[j] + (chunk * p.chunk_rows + row % p.chunk_rows) * 64 + unit * 8 + column % 8;
+}
+
+__device__ __forceinline__ void start_next_and_wait() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
+}
 
 // 1 / sqrt(mean square) of the row, the same in every thread; 1 for a row of zeros.
 __device__ float inverse_rms(const InputSideParams& p, int64_t row, float* mean_square) {
@@ -76,14 +95,22 @@ __device__ __forceinline__ void load8_bits(const half_bits* from, float (&v)[kVe
   unpack8(*reinterpret_cast<const uint4*>(from), v);
 }
 
-// The row stays in registers, kTurns vectors a thread, while its size is found.
+// The row stays in registers, kTurns vectors a thread, while its size is found. Thread blocks share
+// the weights of a row if blockIdx.y says so; the first one's scales are fetched while the launch
+// before ends.
 template <int kTurns>
 __global__ void __launch_bounds__(kThreads)
     input_side_wide_kernel(const __grid_constant__ InputSideParams p) {
   __shared__ float sums[kWarps];
   const int64_t row = blockIdx.x;
   const half_bits* x = static_cast<const half_bits*>(p.x.data) + row * p.x.stride;
-  uint4 raw[kTurns];
+  uint4 raw[kTurns], suh[kTurns];
+#pragma unroll
+  for (int t = 0; t < kTurns; ++t) {
+    const int64_t column = (int64_t{t} * kThreads + threadIdx.x) * kVector;
+    if (column < p.k) suh[t] = *reinterpret_cast<const uint4*>(p.suh[blockIdx.y] + column);
+  }
+  start_next_and_wait();
 #pragma unroll
   for (int t = 0; t < kTurns; ++t) {
     const int64_t column = (int64_t{t} * kThreads + threadIdx.x) * kVector;
@@ -99,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float mean_square = sum_of_block(sum, sums) / static_cast<float>(p.in_features);
   const float inverse = mean_square < 1e-36f ? 1.0f : rsqrtf(mean_square);
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0 && blockIdx.y == 0) {
     const float rms = 1.0f / inverse;
     p.row_scale[row] = p.norm_weight ? rms * rsqrtf(mean_square + p.norm_eps) : rms;
   }
@@ -116,21 +143,26 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < kVector; ++i) v[i] *= w[i] + p.norm_offset;
     }
 #pragma unroll 1
-    for (int j = 0; j < p.count; ++j) {
+    for (int j = blockIdx.y; j < p.count; j += gridDim.y) {
       float y[kVector];
-      load8_bits(p.suh[j] + column, y);
+      if (j == blockIdx.y) {
+        unpack8(suh[t], y);
+      } else {
+        load8_bits(p.suh[j] + column, y);
+      }
 #pragma unroll
       for (int i = 0; i < kVector; ++i) y[i] *= v[i] * inverse;
       hadamard_128_of_8(y);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) y[i] *= kHadamardNorm;
-      store8(reinterpret_cast<__half*>(p.inner[j]) + row * p.k + column, y);
+      store8(reinterpret_cast<__half*>(inner_at(p, j, row, column)), y);
     }
   }
 }
 
 __global__ void __launch_bounds__(kThreads)
     input_side_kernel(const __grid_constant__ InputSideParams p) {
+  start_next_and_wait();
   const int64_t row = blockIdx.x;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x & (kWarp - 1);
   float mean_square;
@@ -159,7 +191,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < 2; ++i) {
         h[i] = __floats2half2_rn(y[2 * i] * kHadamardNorm, y[2 * i + 1] * kHadamardNorm);
       }
-      *reinterpret_cast<uint2*>(p.inner[j] + row * p.k + column) = *reinterpret_cast<uint2*>(h);
+      *reinterpret_cast<uint2*>(inner_at(p, j, row, column)) = *reinterpret_cast<uint2*>(h);
     }
   }
 }
@@ -274,22 +306,22 @@ unsigned blocks_for(int64_t jobs, int per_block) {
 Status input_side_cuda(const InputSideParams& p, CudaStream stream) {
   if (p.k % kHadamardDim != 0) return Status::kBadArgument;
   if (p.m == 0) return Status::kOk;
-  const auto blocks = static_cast<unsigned>(p.m);
+  const auto rows = static_cast<unsigned>(p.m);
+  const unsigned weights = p.m <= kFewRows ? static_cast<unsigned>(p.count) : 1;
   constexpr int64_t kTurn = kThreads * kVector;
   bool wide = is_wide(p.x) && p.in_features % kVector == 0 && p.k <= 8 * kTurn;
   wide = wide && is_aligned(p.norm_weight);
   for (int j = 0; j < p.count; ++j) wide = wide && is_aligned(p.suh[j]);
-  if (!wide)
-    input_side_kernel<<<blocks, kThreads, 0, stream>>>(p);
-  else if (p.k <= kTurn)
-    input_side_wide_kernel<1><<<blocks, kThreads, 0, stream>>>(p);
-  else if (p.k <= 2 * kTurn)
-    input_side_wide_kernel<2><<<blocks, kThreads, 0, stream>>>(p);
-  else if (p.k <= 4 * kTurn)
-    input_side_wide_kernel<4><<<blocks, kThreads, 0, stream>>>(p);
-  else
-    input_side_wide_kernel<8><<<blocks, kThreads, 0, stream>>>(p);
-  return launched();
+  const auto start = [&](auto* kernel) {
+    return launch_early(kernel, {dim3(rows, weights), kThreads, 1, 0}, stream, p);
+  };
+  if (!wide) {
+    return launch_early(input_side_kernel, {dim3(rows), kThreads, 1, 0}, stream, p);
+  }
+  if (p.k <= kTurn) return start(input_side_wide_kernel<1>);
+  if (p.k <= 2 * kTurn) return start(input_side_wide_kernel<2>);
+  if (p.k <= 4 * kTurn) return start(input_side_wide_kernel<4>);
+  return start(input_side_wide_kernel<8>);
 }
 
 Status output_side_cuda(const OutputSideParams& p, CudaStream stream) {

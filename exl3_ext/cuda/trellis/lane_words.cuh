@@ -1,4 +1,5 @@
-// A lane's part of a group of four tiles (lane words, exl3/trellis.h) and the states in it.
+// A lane's part of a group of four tiles (lane words, exl3/trellis.h), or of half a group, and the
+// states in it.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -8,10 +9,11 @@
 
 namespace exl3::cuda {
 
-template <int kBits>
+template <int kBits, int kTiles = 4>
 struct LaneWords {
   static constexpr int kVector = kBits % 4 == 0 ? 4 : kBits % 2 == 0 ? 2 : 1;
-  uint32_t w[kBits];
+  static constexpr int kWords = (kBits * kTiles + 3) / 4;
+  uint32_t w[kWords];
 
   // `row`: the 32*kBits words of a group at one step of 16 inputs, in any memory.
   __device__ __forceinline__ void load(const uint32_t* row, int lane) {
@@ -30,11 +32,35 @@ struct LaneWords {
     }
   }
 
-  // 32 bits of this lane that start at bit `at`, 0 <= at <= 32*kBits - 32; `at` is a constant
+  // Tiles 2*half and 2*half + 1 (kTiles is 2), in shared memory.
+  __device__ __forceinline__ void load_half(const uint32_t* row, int lane, int half) {
+    static_assert(kTiles == 2);
+    if constexpr (kBits == 4) {
+      const uint2 v = *reinterpret_cast<const uint2*>(row + lane * 4 + half * 2);
+      w[0] = v.x, w[1] = v.y;
+    } else if constexpr (kBits == 8) {
+      const uint4 v = *reinterpret_cast<const uint4*>(row + (half * kWarp + lane) * 4);
+      w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+    } else {
+      const int first = kBits * half / 2;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        w[i] = row[((first + i) / kVector * kWarp + lane) * kVector + (first + i) % kVector];
+      }
+      if constexpr (kBits % 2 == 1) {  // the second half starts inside a word
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) {
+          w[i] = __funnelshift_l(i + 1 < kWords ? w[i + 1] : 0u, w[i], 16 * half);
+        }
+      }
+    }
+  }
+
+  // 32 bits of this lane that start at bit `at`, 0 <= at <= 8*kTiles*kBits - 32; `at` is a constant
   // after unrolling.
   __device__ __forceinline__ uint32_t window(int at) const {
     const int i = at / 32, s = at % 32;
-    return s == 0 ? w[i] : __funnelshift_l(w[i + 1 < kBits ? i + 1 : i], w[i], s);
+    return s == 0 ? w[i] : __funnelshift_l(w[i + 1 < kWords ? i + 1 : i], w[i], s);
   }
   __device__ __forceinline__ uint32_t window_or_shift(int at) const {
     return at >= 0 ? window(at) : w[0] >> (-at);

@@ -28,11 +28,14 @@ struct InputSideParams {
   Rows x;  // [m, in_features]
   const float* norm_weight;
   const half_bits* suh[kLinearGroup];  // [k] each
-  half_bits* inner[kLinearGroup];      // [m, k] each
+  half_bits* inner[kLinearGroup];      // [m, k] each, unless chunk_rows
   float* row_scale;                    // [m]
   int count;
   float norm_eps, norm_offset;
   int64_t m, in_features, k;
+  // 0; or inner is [m/chunk_rows, rounded up][k/64][chunk_rows][64], where the units of 16 bytes of
+  // row r's 64 are swizzled: unit u stands at u ^ (r mod 8).
+  int chunk_rows;
 };
 Status input_side_cuda(const InputSideParams& p, CudaStream stream);
 

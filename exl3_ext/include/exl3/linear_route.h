@@ -15,11 +15,12 @@ enum class LinearPath : int {
   kBuiltIn = 0,
   kSmall = 1,    // the small-batch kernel (gemv.h), a launch for every 16 rows
   kDecoded = 2,  // decoded blocks of W' and a library's product
+  kDirect = 3,   // decoded in registers for the tensor cores (gemm_direct.h)
 };
 
 struct LinearRoute {
   LinearPath path;
-  int cluster;  // of kSmall, as GemvConfig; 0: built in
+  int cluster;  // of kSmall, as GemvConfig; of kDirect: DirectConfig::parts; 0: built in
 };
 
 // What a route depends on, besides the device and the number of rows.
