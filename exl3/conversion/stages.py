@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from ..loader.base import TensorSource
 from ..model import Config, Model
 from ..modules import Block, Embedding, Head, Linear, LoadOptions, Module
 from ..ops.codebook import Codebook
-from ..quant import LinearJob, QuantizedLinear, QuantizeOptions, check_weight, quantize_group
+from ..quant import (
+    InputGroup,
+    LinearJob,
+    QuantizedLinear,
+    QuantizeOptions,
+    check_weight,
+    quantize_groups,
+)
 from ..quant.allocation import BitGroup, allocate_bits
 from ..quant.packing import stored_tensors
 from .calibration import CalibrationPlan, make_calibration
@@ -37,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 LEAVE = 16  # head_bits that mean "not quantised"
 _MAX_BAD_SHARE = 0.1
+_TILES_A_STEP = 512  # about what a large GPU takes at once; small layers go together up to this
 _SHARE_PRIORITY = {"attn_in": 0, "attn_out": 0, "mlp_in": 1, "mlp_out": 2}
 _OTHER_PRIORITY = 3
 
@@ -146,9 +154,9 @@ class Conversion:
         before = run_rows(module, state, groups=groups, skip=self._skipped, device=device)
         self._note_bad_rows(module, before)
         results: dict[str, QuantizedLinear] = {}
-        for group in groups:
-            results |= self._quantize(group, before)
-            progress.advance(_weights_of(group.layers))
+        for batch in _batches(self._jobs(group, before) for group in groups):
+            results |= self._quantize(batch)
+            progress.advance(sum(job.weight.numel() for group in batch for job in group.jobs))
         if self.arguments["image_dump"]:
             dump_images(self.work / "images", results)
         tensors = module_tensors(self.config.stc, module, results)
@@ -171,13 +179,15 @@ class Conversion:
             return int(self.arguments["head_bits"])
         return self.job.q_strategy[group.key]
 
-    def _quantize(self, group: Group, captured: Captured) -> dict[str, QuantizedLinear]:
+    def _jobs(self, group: Group, captured: Captured) -> InputGroup:
         bits = self._bits(group)
         jobs = [
             LinearJob(layer.key, layer.weight_dense(), bits, layer.bias) for layer in group.layers
         ]
-        hessian = captured.hessians[group.key]
-        results = quantize_group(jobs, hessian, self.options, share_key=group.key)
+        return InputGroup(jobs, captured.hessians[group.key], group.key)
+
+    def _quantize(self, batch: Sequence[InputGroup]) -> dict[str, QuantizedLinear]:
+        results = quantize_groups(batch, self.options)
         for result in results:
             report = result.report
             logger.info(
@@ -214,6 +224,20 @@ class Conversion:
         weight, new = module.weight_dense(), results[module.key].weight
         x = state[row].to(weight.device)
         return _relative_error((x @ new)[None], (x @ weight)[None])
+
+
+def _batches(groups: Iterable[InputGroup]) -> Iterator[list[InputGroup]]:
+    """Groups to quantise together: small layers, so that the encoder has enough tiles a step."""
+    batch: list[InputGroup] = []
+    tiles = 0
+    for group in groups:
+        if batch and tiles + group.tiles() > _TILES_A_STEP:
+            yield batch
+            batch, tiles = [], 0
+        batch.append(group)
+        tiles += group.tiles()
+    if batch:
+        yield batch
 
 
 def _weights_of(layers: Iterable[Linear]) -> int:

@@ -1,12 +1,13 @@
 """Quantising linear layers to EXL3."""
 
 from .hessian import Hessian, HessianAccumulator
-from .quantize import QuantizedLinear, check_weight, quantize_group
+from .quantize import InputGroup, QuantizedLinear, check_weight, quantize_group, quantize_groups
 from .types import LinearJob, LinearReport, QuantizedTensors, QuantizeOptions
 
 __all__ = [
     "Hessian",
     "HessianAccumulator",
+    "InputGroup",
     "LinearJob",
     "LinearReport",
     "QuantizeOptions",
@@ -14,4 +15,5 @@ __all__ = [
     "QuantizedTensors",
     "check_weight",
     "quantize_group",
+    "quantize_groups",
 ]

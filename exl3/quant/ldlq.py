@@ -86,22 +86,26 @@ def _damped_cholesky(hessian: Tensor, damping: float) -> Tensor:
 
 
 def ldlq(problems: Sequence[Problem], *, bits: int, codebook: Codebook) -> list[Encoded]:
-    """Encode weights of equal k from their last 16 rows to their first, feeding errors back.
+    """Encode weights from their last 16 rows to their first, feeding errors back.
 
-    All tiles of a 16-row step, of all problems, go to the encoder in one call. Feedback from the
-    rows below a block of 128 is one matrix product per block.
+    All tiles of a 16-row step, of all problems that have rows left, go to the encoder in one call.
+    Feedback from the rows below a block of 128 is one matrix product per block.
 
     Raises:
-        ShapeError: sizes not multiples of 128, or unequal k.
+        ShapeError: sizes not multiples of 128.
     """
-    size = problems[0].weight.shape[0]
     for p in problems:
-        if p.weight.shape[0] != size or any(d % HADAMARD_DIM for d in p.weight.shape):
-            raise ShapeError(
-                f"ldlq: expected ({size}, n), multiples of 128, got {tuple(p.weight.shape)}"
-            )
+        if any(d % HADAMARD_DIM for d in p.weight.shape):
+            raise ShapeError(f"ldlq: expected multiples of 128, got {tuple(p.weight.shape)}")
+    walks = [_Walk(p, bits) for p in problems]
     with _one_torch_thread():
-        return _ldlq(problems, bits, codebook)
+        while left := [walk for walk in walks if walk.top > 0]:
+            tiles = [to_tiles(walk.target()) for walk in left]
+            words, values = trellis_encode(torch.cat(tiles), bits=bits, codebook=codebook)
+            columns = [walk.columns for walk in left]
+            for walk, *part in zip(left, words.split(columns), values.split(columns), strict=True):
+                walk.take(*part)
+    return [Encoded(walk.trellis, walk.decoded) for walk in walks]
 
 
 @contextmanager
@@ -116,36 +120,40 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _ldlq(problems: Sequence[Problem], bits: int, codebook: Codebook) -> list[Encoded]:
-    size = problems[0].weight.shape[0]
-    columns = [p.weight.shape[1] // TILE_DIM for p in problems]
-    decoded = [torch.zeros_like(p.weight) for p in problems]
-    errors = [torch.zeros_like(p.weight) for p in problems]
-    trellis = [
-        p.weight.new_zeros(size // TILE_DIM, c, TILE_DIM * bits, dtype=torch.int16)
-        for p, c in zip(problems, columns, strict=True)
-    ]
-    for stop in range(size, 0, -HADAMARD_DIM):
-        start = stop - HADAMARD_DIM
-        goals = [
-            p.weight[start:stop] + _feedback(p, e, slice(start, stop), slice(stop, size))
-            for p, e in zip(problems, errors, strict=True)
-        ]
-        for top in range(stop - TILE_DIM, start - 1, -TILE_DIM):
-            rows, below = slice(top, top + TILE_DIM), slice(top + TILE_DIM, stop)
-            targets = [
-                goal[top - start : top - start + TILE_DIM] + _feedback(p, e, rows, below)
-                for goal, p, e in zip(goals, problems, errors, strict=True)
-            ]
-            words, values = trellis_encode(
-                torch.cat([to_tiles(t) for t in targets]), bits=bits, codebook=codebook
+class _Walk:
+    """A problem on its way from the last row to the first; `top` rows are left."""
+
+    def __init__(self, problem: Problem, bits: int) -> None:
+        self.problem = problem
+        self.top, width = problem.weight.shape
+        self.columns = width // TILE_DIM
+        self.decoded = torch.zeros_like(problem.weight)
+        self.trellis = problem.weight.new_zeros(
+            self.top // TILE_DIM, self.columns, TILE_DIM * bits, dtype=torch.int16
+        )
+        self._error = torch.zeros_like(problem.weight)
+        self._goal = problem.weight[:0]  # of the block of 128 rows that is being encoded
+
+    def target(self) -> Tensor:
+        """What the last 16 rows that are left aim at."""
+        top, stop = self.top - TILE_DIM, self.top
+        if stop % HADAMARD_DIM == 0:
+            rows, below = slice(stop - HADAMARD_DIM, stop), slice(stop, len(self._error))
+            self._goal = self.problem.weight[rows] + _feedback(
+                self.problem, self._error, rows, below
             )
-            parts = zip(words.split(columns), values.split(columns), strict=True)
-            for i, (word, value) in enumerate(parts):
-                trellis[i][top // TILE_DIM] = word
-                decoded[i][rows] = from_tiles(value, columns[i])
-                errors[i][rows] = problems[i].weight[rows] - decoded[i][rows]
-    return [Encoded(t, d) for t, d in zip(trellis, decoded, strict=True)]
+        start = top // HADAMARD_DIM * HADAMARD_DIM
+        below = slice(stop, start + HADAMARD_DIM)
+        feedback = _feedback(self.problem, self._error, slice(top, stop), below)
+        return self._goal[top - start : stop - start] + feedback
+
+    def take(self, words: Tensor, values: Tensor) -> None:
+        """Those rows, encoded."""
+        self.top -= TILE_DIM
+        rows = slice(self.top, self.top + TILE_DIM)
+        self.trellis[self.top // TILE_DIM] = words
+        self.decoded[rows] = from_tiles(values, self.columns)
+        self._error[rows] = self.problem.weight[rows] - self.decoded[rows]
 
 
 def _feedback(problem: Problem, error: Tensor, rows: slice, below: slice) -> Tensor:

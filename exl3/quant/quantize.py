@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..constants import TILE_DIM
 from ..errors import ConfigError
 from .hessian import Hessian
 from .ldlq import Encoded, Problem, block_ldl, ldlq
@@ -48,35 +49,63 @@ class _Prepared:
     problem: Problem
     scale: Scale
     out_scales: bool
+    matrix: Tensor | None
+    """The Hessian, padded; None where it cannot be used, and why is the note."""
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputGroup:
+    """Layers that read one input."""
+
+    jobs: Sequence[LinearJob]
+    """With equal in_features; bit rates may differ."""
+    hessian: Hessian
+    """Second moments of their input, (in_features, in_features)."""
+    share_key: str
+    """Names the group; the input signs derive from it."""
+
+    def tiles(self) -> int:
+        """Tiles of a step of 16 rows."""
+        return sum(padded(job.weight.shape[1]) // TILE_DIM for job in self.jobs)
+
+
+def quantize_groups(
+    groups: Sequence[InputGroup], options: QuantizeOptions
+) -> list[QuantizedLinear]:
+    """Quantise the layers of some groups, in the order given.
+
+    The result of a layer does not depend on the others. Together, small ones keep a device or all
+    cores busy; the memory is that of all of them.
+
+    Raises:
+        ConfigError: a weight that is not finite, or too large for float16 scales.
+    """
+    prepared: list[_Prepared] = []
+    for group in groups:
+        for job in group.jobs:
+            _check(job, group.hessian)
+        note = group.hessian.problem()
+        matrix = None if note else pad_square(group.hessian.matrix)
+        weight = group.jobs[0].weight
+        signs = random_signs(group.share_key, seed=options.seed, size=padded(weight.shape[0]))
+        signs = signs.to(weight.device)
+        prepared += [_prepare(job, matrix, signs, options, note) for job in group.jobs]
+    results: dict[str, QuantizedLinear] = {}
+    for bits in sorted({p.job.bits for p in prepared}):
+        batch = [p for p in prepared if p.job.bits == bits]
+        problems = [Problem(p.problem.weight * p.scale.factor, p.problem.lower) for p in batch]
+        encoded = ldlq(problems, bits=bits, codebook=options.codebook)
+        for p, e in zip(batch, encoded, strict=True):
+            results[p.job.key] = _finish(p, e, options)
+    return [results[p.job.key] for p in prepared]
 
 
 def quantize_group(
     jobs: Sequence[LinearJob], hessian: Hessian, options: QuantizeOptions, *, share_key: str
 ) -> list[QuantizedLinear]:
-    """Quantise layers that read the same input, in the order given.
-
-    Args:
-        jobs: layers with equal in_features; bit rates may differ.
-        hessian: second moments of their common input, (in_features, in_features).
-        share_key: names the group; the input signs derive from it.
-    Raises:
-        ConfigError: a weight that is not finite, or too large for float16 scales.
-    """
-    for job in jobs:
-        _check(job, hessian)
-    note = hessian.problem()
-    matrix = None if note else pad_square(hessian.matrix)
-    size = padded(jobs[0].weight.shape[0])
-    signs = random_signs(share_key, seed=options.seed, size=size).to(jobs[0].weight.device)
-    prepared = [_prepare(job, matrix, signs, options) for job in jobs]
-    results: dict[str, QuantizedLinear] = {}
-    for bits in sorted({job.bits for job in jobs}):
-        batch = [p for p in prepared if p.job.bits == bits]
-        problems = [Problem(p.problem.weight * p.scale.factor, p.problem.lower) for p in batch]
-        encoded = ldlq(problems, bits=bits, codebook=options.codebook)
-        for p, e in zip(batch, encoded, strict=True):
-            results[p.job.key] = _finish(p, e, matrix, options, note)
-    return [results[job.key] for job in jobs]
+    """`quantize_groups` of one group."""
+    return quantize_groups([InputGroup(jobs, hessian, share_key)], options)
 
 
 def _check(job: LinearJob, hessian: Hessian) -> None:
@@ -110,7 +139,11 @@ def check_weight(key: str, weight: Tensor) -> None:
 
 
 def _prepare(
-    job: LinearJob, matrix: Tensor | None, in_signs: Tensor, options: QuantizeOptions
+    job: LinearJob,
+    matrix: Tensor | None,
+    in_signs: Tensor,
+    options: QuantizeOptions,
+    note: str,
 ) -> _Prepared:
     """Regularise; under `auto`, both ways, keeping the one whose trial promises less loss."""
     weight = pad_weight(job.weight)
@@ -126,7 +159,7 @@ def _prepare(
         problem = Problem(parts.inner, lower)
         seed = options.seed + 1
         (scale,) = global_scales([problem], bits=job.bits, codebook=options.codebook, seed=seed)
-        candidates.append(_Prepared(job, weight, parts, problem, scale, out_scales))
+        candidates.append(_Prepared(job, weight, parts, problem, scale, out_scales, matrix, note))
     return min(candidates, key=_promised_loss)
 
 
@@ -138,15 +171,9 @@ def _promised_loss(prepared: _Prepared) -> float:
     return prepared.scale.relative_error * size**2 * float(svh.square().mean())
 
 
-def _finish(
-    prepared: _Prepared,
-    encoded: Encoded,
-    matrix: Tensor | None,
-    options: QuantizeOptions,
-    note: str,
-) -> QuantizedLinear:
+def _finish(prepared: _Prepared, encoded: Encoded, options: QuantizeOptions) -> QuantizedLinear:
     """Scales in float16, re-fitted if asked, and the quality figures of what is stored."""
-    job, weight = prepared.job, prepared.weight
+    job, weight, matrix = prepared.job, prepared.weight, prepared.matrix
     suh, svh = prepared.parts.suh / prepared.scale.factor, prepared.parts.svh
     core = right_hadamard(left_hadamard(encoded.w_inner))
     if options.refit and matrix is not None:
@@ -168,7 +195,7 @@ def _finish(
         weight_error=weight_error,
         feedback=prepared.problem.lower is not None,
         out_scales=prepared.out_scales,
-        note=note,
+        note=prepared.note,
     )
     rows, columns = job.weight.shape
     return QuantizedLinear(tensors, result[:rows, :columns].contiguous(), report)

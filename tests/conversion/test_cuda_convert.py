@@ -98,7 +98,7 @@ def test_a_full_device_is_one_line(
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate much")
 
-    monkeypatch.setattr("exl3.conversion.stages.quantize_group", full)
+    monkeypatch.setattr("exl3.conversion.stages.quantize_groups", full)
     assert convert(arguments) == 1
     shown = " ".join(capsys.readouterr().err.split())
     assert "memory is full (tried to allocate much)" in shown and "-r -d cpu" in shown

@@ -85,8 +85,9 @@ def test_trellis_decodes_to_what_feedback_saw(codebook: Codebook) -> None:
 
 def test_together_as_alone() -> None:
     generator = torch.Generator().manual_seed(3)
-    lowers = [block_ldl(correlated(256, seed=s), 0.02) for s in (4, 5)]
-    weights = [torch.randn(256, n, generator=generator) for n in (128, 256)]
+    sizes = [(256, 128), (384, 256), (128, 128)]
+    lowers = [block_ldl(correlated(k, seed=4 + i), 0.02) for i, (k, _) in enumerate(sizes)]
+    weights = [torch.randn(*size, generator=generator) for size in sizes]
     problems = [Problem(w, lower) for w, lower in zip(weights, lowers, strict=True)]
     together = ldlq(problems, bits=2, codebook=Codebook.MUL1)
     for problem, result in zip(problems, together, strict=True):

@@ -14,10 +14,12 @@ from exl3.ops.trellis import reconstruct
 from exl3.quant import (
     Hessian,
     HessianAccumulator,
+    InputGroup,
     LinearJob,
     QuantizedLinear,
     QuantizeOptions,
     quantize_group,
+    quantize_groups,
 )
 from exl3.quant.packing import stored_tensors
 from exl3.quant.regularize import assemble, random_signs, regularize
@@ -51,6 +53,25 @@ def quantize(
     *jobs: LinearJob, hessian: Hessian, options: QuantizeOptions | None = None
 ) -> Sequence[QuantizedLinear]:
     return quantize_group(jobs, hessian, options or QuantizeOptions(), share_key="m.in")
+
+
+def test_groups_together_as_alone() -> None:
+    generator = torch.Generator().manual_seed(9)
+    groups = []
+    for name, k, bits in (("a", 192, (2, 3)), ("b", 256, (3,)), ("c", 192, (2,))):
+        jobs = [
+            LinearJob(f"{name}.{i}", torch.randn(k, 128, generator=generator), b)
+            for i, b in enumerate(bits)
+        ]
+        groups.append(InputGroup(jobs, UNUSED if name == "c" else hessian_of(inputs(k)), name))
+    assert [group.tiles() for group in groups] == [16, 8, 8]
+    together = quantize_groups(groups, QuantizeOptions())
+    alone = [r for group in groups for r in quantize_groups([group], QuantizeOptions())]
+    assert [r.report for r in together] == [r.report for r in alone]
+    for a, b in zip(together, alone, strict=True):
+        assert torch.equal(a.tensors.trellis, b.tensors.trellis)
+        assert torch.equal(a.weight, b.weight)
+    assert bool(together[-1].report.note) and not together[0].report.note
 
 
 def test_hessian_in_batches() -> None:
