@@ -32,7 +32,7 @@ AVX512 = (
     "-mavx512vnni -mprefer-vector-width=512 -Wno-maybe-uninitialized "
     "-Wno-uninitialized"  # GCC's own headers
 )
-AMX = f"{AVX512} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16"
+AMX = f"{AVX512} -mamx-tile -mamx-int8"
 LEVEL_FLAGS = {"avx2": AVX2, "avx512": AVX512, "amx": AMX}
 ALL_CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
 

@@ -61,9 +61,8 @@ Isa detect() {
                       all_bits(l7.b, bit(16) | bit(17) | bit(28) | bit(30) | bit(31)) &&
                       all_bits(l7.c, bit(1) | bit(6) | bit(11));
   if (!avx512) return Isa::kAvx2;
-  // EDX: AMX-BF16 22, AMX-TILE 24, AMX-INT8 25.
-  const bool amx = (os & kTiles) == kTiles && all_bits(l7.d, bit(22) | bit(24) | bit(25)) &&
-                   has_avx512_bf16() && request_amx();
+  // EDX: AMX-TILE 24, AMX-INT8 25.
+  const bool amx = (os & kTiles) == kTiles && all_bits(l7.d, bit(24) | bit(25)) && request_amx();
   return amx ? Isa::kAmx : Isa::kAvx512;
 }
 
@@ -74,15 +73,6 @@ Isa detect() { return Isa::kGeneric; }
 std::atomic<int> g_cap{static_cast<int>(Isa::kAmx)};
 
 }  // namespace
-
-bool has_avx512_bf16() {
-#if defined(__x86_64__)
-  static const bool has = (cpuid(7, 1).a & bit(5)) != 0;
-  return has;
-#else
-  return false;
-#endif
-}
 
 Isa detect_isa() {
   static const Isa isa = detect();

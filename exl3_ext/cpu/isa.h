@@ -9,10 +9,9 @@ enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 constexpr int kIsaLevels = 4;
 
 // avx2:   AVX2, FMA, F16C, BMI2
-// avx512: F, BW, DQ, VL, CD, VBMI, VBMI2, VNNI (Ice Lake and Zen 4 on). BF16 is asked separately.
-// amx:    avx512 with BF16, AMX-TILE, AMX-INT8, AMX-BF16, permission granted
+// avx512: F, BW, DQ, VL, CD, VBMI, VBMI2, VNNI (Ice Lake and Zen 4 on)
+// amx:    avx512 with AMX-TILE, AMX-INT8, permission granted
 Isa detect_isa();
-bool has_avx512_bf16();
 
 Isa isa_cap();
 void set_isa_cap(Isa cap);  // for settings and tests; the active level is min(cap, detected)

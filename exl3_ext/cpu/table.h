@@ -8,7 +8,6 @@
 namespace exl3 {
 
 struct EncodeStep;
-struct GemmLargeParams;
 struct HadamardParams;
 struct TrellisDecodeParams;
 struct TrellisPackParams;
@@ -60,7 +59,8 @@ struct KernelTable {
   void (*trellis_restore)(const TrellisPlanesParams& p, int64_t begin, int64_t end) = nullptr;
 
   // Linear layer: input 128-blocks [begin, end) of a row, transformed and quantised for a weight;
-  // strips of the inner product, in 16-bit, byte or tile products; one 128-block of outputs.
+  // strips of the inner product, in words, bytes, tiles for some rows or for many; one 128-block of
+  // outputs.
   void (*linear_prologue)(const LinearParams& p, const LinearWeightPlan& w, int weight, int64_t row,
                           int64_t begin, int64_t end) = nullptr;
   void (*linear_words)(const LinearStrips& s) = nullptr;
@@ -69,10 +69,6 @@ struct KernelTable {
   void (*linear_many)(const LinearStrips& s) = nullptr;
   void (*linear_epilogue)(const LinearParams& p, const LinearPlan& plan, int weight,
                           int64_t block) = nullptr;
-  // Groups [begin, end) of 16 rows of x into the workspace; null: strips read x itself.
-  void (*gemm_large_inputs)(const GemmLargeParams& p, int64_t begin, int64_t end) = nullptr;
-  // Strips [begin, end) of 16 columns; both even.
-  void (*gemm_large_strips)(const GemmLargeParams& p, int64_t begin, int64_t end) = nullptr;
 
   // Rows [begin, end).
   void (*rms_norm_rows)(const RmsNormParams& p, int64_t begin, int64_t end) = nullptr;

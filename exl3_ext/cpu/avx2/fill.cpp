@@ -1,5 +1,4 @@
 #include "cpu/avx2/encode.h"
-#include "cpu/avx2/gemm_large.h"
 #include "cpu/avx2/hadamard.h"
 #include "cpu/avx2/linear.h"
 #include "cpu/avx2/rows.h"
@@ -16,8 +15,6 @@ void fill_avx2(KernelTable& t) {
   t.trellis_decode = avx2::trellis_decode;
   avx2::fill_rows(t);
   avx2::fill_attention(t);
-  t.gemm_large_inputs = avx2::gemm_large_inputs;
-  t.gemm_large_strips = avx2::gemm_large_strips;
   t.low_rank_inner = avx2::low_rank_inner;
   t.low_rank_block = avx2::low_rank_block;
 }

@@ -92,7 +92,7 @@ static inline float vtop(vec v) {
 }
 
 // Lane i of the result is the sum of the lanes of a[i].
-static inline vec vsums(const vec* a) {
+static inline __attribute__((always_inline)) vec vsums(const vec* a) {
   vec u[2];
   for (int i = 0; i < 2; ++i) {
     const vec* b = a + 4 * i;

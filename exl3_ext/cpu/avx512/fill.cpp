@@ -1,5 +1,4 @@
 #include "cpu/avx512/encode.h"
-#include "cpu/avx512/gemm_large.h"
 #include "cpu/avx512/hadamard.h"
 #include "cpu/avx512/linear.h"
 #include "cpu/avx512/rows.h"
@@ -16,8 +15,6 @@ void fill_avx512(KernelTable& t) {
   avx512::fill_rows(t);
   avx512::fill_linear(t);
   avx512::fill_attention(t);
-  t.gemm_large_inputs = avx512::gemm_large_inputs;
-  t.gemm_large_strips = avx512::gemm_large_strips;
   t.low_rank_inner = avx512::low_rank_inner;
   t.low_rank_block = avx512::low_rank_block;
 }

@@ -82,7 +82,7 @@ static inline float vsum(vec v) {
 static inline float vtop(vec v) { return _mm512_reduce_max_ps(v); }
 
 // Lane i of the result is the sum of the lanes of a[i].
-static inline vec vsums(const vec* a) {
+static inline __attribute__((always_inline)) vec vsums(const vec* a) {
   vec u[4];
   for (int i = 0; i < 4; ++i) {
     const vec* b = a + 4 * i;

@@ -1,6 +1,5 @@
 #include "cpu/generic/attention.h"
 #include "cpu/generic/encode.h"
-#include "cpu/generic/gemm_large.h"
 #include "cpu/generic/hadamard.h"
 #include "cpu/generic/linear.h"
 #include "cpu/generic/rows.h"
@@ -21,7 +20,6 @@ void fill_generic(KernelTable& t) {
   t.linear_prologue = generic::linear_prologue;
   t.linear_words = generic::linear_words;
   t.linear_epilogue = generic::linear_epilogue;
-  t.gemm_large_strips = generic::gemm_large_strips;
   t.rms_norm_rows = generic::rms_norm_rows;
   t.gated_activation_span = generic::gated_activation_span;
   t.embedding_rows = generic::embedding_rows;
