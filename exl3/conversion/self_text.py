@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -73,41 +74,40 @@ def sample_text(
     model.load(device=str(device))
     try:
         starts = openings(tokenizer)
-        parts = [
-            _sample(
-                model,
-                cache,
-                torch.tensor([opening] * (BATCH // len(starts))),
-                seed=seed + i,
-                tokens=tokens,
-            )
-            for i, opening in enumerate(starts)
-        ]
+        rows = [start for start in starts for _ in range(BATCH // len(starts))]
+        return _sample(model, cache, rows, seed=seed, tokens=tokens)
     finally:
         model.unload()
         cache.detach_from_model(model)
-    return torch.cat(parts)
 
 
 @torch.inference_mode()
-def _sample(model: Model, cache: Cache, opening: Tensor, *, seed: int, tokens: int) -> Tensor:
-    length = cache.max_num_tokens // BATCH
-    ids = opening
+def _sample(
+    model: Model, cache: Cache, rows: Sequence[Sequence[int]], *, seed: int, tokens: int
+) -> Tensor:
+    """A text a row, all of one length. A row whose opening is longer is given it token by token
+    while others write already: one pass over the weights serves all."""
+    given = torch.full((len(rows), max(map(len, rows))), -1)
+    for row, opening in zip(given, rows, strict=True):
+        row[: len(opening)] = torch.tensor(opening)
     params: dict[str, Any] = {
         "attn_mode": "flash_attn",
         "cache": cache,
-        "batch_shape": (len(ids), length),
+        "batch_shape": (len(rows), cache.max_num_tokens // len(rows)),
         "last_tokens_only": 1,
     }
-    step, past = ids, 0
-    written = [ids]
+    step = given[:, :1]
+    written = [step]
     generator: torch.Generator | None = None
-    while past + step.shape[1] < tokens:
+    for past in range(tokens - 1):
         logits = model.forward(step, {**params, "past_len": past})[:, -1].float()
-        past += step.shape[1]
         if generator is None:  # where the logits are: nothing waits for the device
             generator = torch.Generator(logits.device).manual_seed(seed)
+            given = given.to(logits.device)
         chances = torch.softmax(logits[:, : model.config.vocab_size] / _TEMPERATURE, -1)
         step = torch.multinomial(chances, 1, generator=generator)
+        if past + 1 < given.shape[1]:
+            fixed = given[:, past + 1 : past + 2]
+            step = torch.where(fixed < 0, step, fixed)
         written.append(step)
-    return torch.cat([part.cpu() for part in written], 1)[:, :tokens]
+    return torch.cat([part.cpu() for part in written], 1)

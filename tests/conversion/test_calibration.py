@@ -11,11 +11,12 @@ import pytest
 import torch
 from tiny_conversion import VOCAB
 
-from exl3.conversion import calibration, corpus
+from exl3.conversion import calibration, corpus, self_text
 from exl3.conversion.calibration import CalibrationPlan, make_calibration
 from exl3.conversion.corpus import user_texts
 from exl3.errors import ConfigError, FormatError
 from exl3.model import Config
+from exl3.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -40,6 +41,17 @@ def test_large_models_do_not_sample(config: Config, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("exl3.conversion.self_text.MAX_WEIGHTS", 10)
     record = make_calibration(config, CalibrationPlan(8, 16)).record
     assert "sampled" not in record["source"]
+
+
+def test_openings_go_side_by_side(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row begins with its opening, whatever the others have."""
+    monkeypatch.setattr(self_text, "openings", lambda _: [[1], [5, 6, 7]])
+    text = self_text.sample_text(config, Tokenizer(config), seed=0, tokens=12)
+    half = self_text.BATCH // 2
+    assert text.shape == (2 * half, 12)
+    assert bool((text[:half, 0] == 1).all())
+    assert torch.equal(text[half:, :3], torch.tensor([5, 6, 7]).expand(half, 3))
+    assert 0 <= int(text.min()) and int(text.max()) < VOCAB
 
 
 def test_short_text_wraps(config: Config, tmp_path: Path) -> None:
