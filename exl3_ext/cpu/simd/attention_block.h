@@ -150,6 +150,10 @@ static void score_tile(const float* k, const float* q, int any_dim, float* s) {
 template <int N, int kDim>
 static void block_scores(const BlockRows& f, int lane, int dim, int n) {
   constexpr int kMost = N == 1 ? kScoreTile : N == 2 ? kScoreTile / 2 : kScoreTile / 4;
+  if constexpr (N == 4) {  // half of Q stays in the first-level cache
+    block_scores<2, kDim>(f, lane, dim, n);
+    return block_scores<2, kDim>(f, lane + 2 * kLanes, dim, n);
+  }
   const float *k = f.k, *q = f.q + lane;
   float* s = f.score + lane;
   int t = 0;
