@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +50,7 @@ def run_rows(
     *,
     groups: Sequence[Group] = (),
     skip: frozenset[int] = frozenset(),
+    weights: Mapping[str, Tensor] | None = None,
     device: torch.device = _CPU,
 ) -> Captured:
     """Run every row that is not in `skip`, gathering a Hessian per group.
@@ -57,6 +58,8 @@ def run_rows(
     Args:
         state: int64 (rows, cols) for an embedding, else float32 (rows, cols, hidden); on any
             device, where the output comes to lie as well.
+        weights: float32 (rows, cols) by group, how much each token counts in its Hessian; a group
+            without any counts all alike.
         device: where the module is loaded, and the Hessians are left.
     """
     rows, cols = state.shape[:2]
@@ -76,7 +79,10 @@ def run_rows(
         bad += [row for row, fine in zip(part, good.tolist(), strict=True) if not fine]
         for key, x in inputs.items():
             rows_in = x.unflatten(0, (len(part), cols))[good] if not bool(good.all()) else x
-            sums[key].add(rows_in.reshape(-1, x.shape[-1]))
+            counts = None if weights is None else weights.get(key)
+            if counts is not None:
+                counts = counts[part].to(device)[good].flatten()
+            sums[key].add(rows_in.reshape(-1, x.shape[-1]), counts)
         if y is not None:
             if output is None:
                 output = torch.zeros(rows, cols, y.shape[-1], device=state.device)

@@ -14,7 +14,8 @@ _STRIP = 256  # columns of the product that are computed at a time: only the low
 
 @dataclass(frozen=True, slots=True)
 class Hessian:
-    """X^T X / count of one layer's input, shared by all layers that read that input."""
+    """X^T X / count of one layer's input, shared by all layers that read that input; tokens may have
+    weights."""
 
     matrix: Tensor
     """float32 (in_features, in_features), undamped."""
@@ -41,10 +42,12 @@ class HessianAccumulator:
         self.count = 0
         self._sum = torch.zeros(features, features, dtype=torch.float64, device=device)
 
-    def add(self, x: Tensor) -> None:
+    def add(self, x: Tensor, weights: Tensor | None = None) -> None:
         """Add the rows of `x`, float32 (m, features); the caller has left out rows that are not
         finite.
 
+        Args:
+            weights: float32 (m,), how much each row counts; None: 1.
         Raises:
             ShapeError: another number of features.
         """
@@ -53,6 +56,8 @@ class HessianAccumulator:
                 f"Hessian: expected rows of {self.features} features, got {tuple(x.shape)}"
             )
         x = x.to(torch.float32)
+        if weights is not None:
+            x = x * weights.to(x).sqrt()[:, None]
         for start in range(0, self.features, _STRIP):
             stop = min(start + _STRIP, self.features)
             self._sum[start:, start:stop] += x[:, start:].T @ x[:, start:stop]

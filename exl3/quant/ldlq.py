@@ -21,6 +21,7 @@ from ..errors import ShapeError
 from ..ops.codebook import Codebook
 from ..ops.encode import trellis_encode
 from .packing import from_tiles, to_tiles
+from .two_sided import TwoSidedWalk
 
 _RETRIES = 8  # doublings of the damping by 10 before a matrix is given up
 
@@ -43,6 +44,8 @@ class Problem:
     """float32 (k, n), scaled to the codebook; not modified."""
     lower: Tensor | None
     """float32 (k, k) from `block_ldl`, or None: no error feedback."""
+    right: Sequence[tuple[slice, Tensor]] | None = None
+    """The same of the outputs, by columns; None: no feedback across columns."""
 
 
 def block_ldl(hessian: Tensor, damping: float) -> Tensor:
@@ -86,10 +89,11 @@ def _damped_cholesky(hessian: Tensor, damping: float) -> Tensor:
 
 
 def ldlq(problems: Sequence[Problem], *, bits: int, codebook: Codebook) -> list[Encoded]:
-    """Encode weights from their last 16 rows to their first, feeding errors back.
+    """Encode weights from their last tiles to their first, feeding errors back.
 
-    All tiles of a 16-row step, of all problems that have rows left, go to the encoder in one call.
-    Feedback from the rows below a block of 128 is one matrix product per block.
+    All tiles of a step, of all problems that have some left, go to the encoder in one call: those
+    of 16 rows, or of an anti-diagonal where errors are fed back across columns as well. Feedback
+    from beyond a block of 128 is one matrix product per block.
 
     Raises:
         ShapeError: sizes not multiples of 128.
@@ -97,13 +101,13 @@ def ldlq(problems: Sequence[Problem], *, bits: int, codebook: Codebook) -> list[
     for p in problems:
         if any(d % HADAMARD_DIM for d in p.weight.shape):
             raise ShapeError(f"ldlq: expected multiples of 128, got {tuple(p.weight.shape)}")
-    walks = [_Walk(p, bits) for p in problems]
+    walks = [_walk(p, bits) for p in problems]
     with _one_torch_thread():
-        while left := [walk for walk in walks if walk.top > 0]:
-            tiles = [to_tiles(walk.target()) for walk in left]
+        while left := [walk for walk in walks if not walk.done]:
+            tiles = [walk.target_tiles() for walk in left]
             words, values = trellis_encode(torch.cat(tiles), bits=bits, codebook=codebook)
-            columns = [walk.columns for walk in left]
-            for walk, *part in zip(left, words.split(columns), values.split(columns), strict=True):
+            counts = [len(part) for part in tiles]
+            for walk, *part in zip(left, words.split(counts), values.split(counts), strict=True):
                 walk.take(*part)
     return [Encoded(walk.trellis, walk.decoded) for walk in walks]
 
@@ -120,6 +124,12 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _walk(problem: Problem, bits: int) -> _Walk | TwoSidedWalk:
+    if problem.right is None:
+        return _Walk(problem, bits)
+    return TwoSidedWalk(problem.weight, problem.lower, list(problem.right), bits)
+
+
 class _Walk:
     """A problem on its way from the last row to the first; `top` rows are left."""
 
@@ -134,8 +144,13 @@ class _Walk:
         self._error = torch.zeros_like(problem.weight)
         self._goal = problem.weight[:0]  # of the block of 128 rows that is being encoded
 
-    def target(self) -> Tensor:
-        """What the last 16 rows that are left aim at."""
+    @property
+    def done(self) -> bool:
+        """Whether no rows are left."""
+        return self.top == 0
+
+    def target_tiles(self) -> Tensor:
+        """What the tiles of the last 16 rows that are left aim at, (n/16, 256)."""
         top, stop = self.top - TILE_DIM, self.top
         if stop % HADAMARD_DIM == 0:
             rows, below = slice(stop - HADAMARD_DIM, stop), slice(stop, len(self._error))
@@ -145,7 +160,7 @@ class _Walk:
         start = top // HADAMARD_DIM * HADAMARD_DIM
         below = slice(stop, start + HADAMARD_DIM)
         feedback = _feedback(self.problem, self._error, slice(top, stop), below)
-        return self._goal[top - start : stop - start] + feedback
+        return to_tiles(self._goal[top - start : stop - start] + feedback)
 
     def take(self, words: Tensor, values: Tensor) -> None:
         """Those rows, encoded."""

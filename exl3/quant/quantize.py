@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ..constants import TILE_DIM
 from ..errors import ConfigError
 from .hessian import Hessian
 from .ldlq import Encoded, Problem, block_ldl, ldlq
+from .output_hessian import OutputHessian
 from .packing import pad_square, pad_weight, padded
 from .refit import refit_scales
 from .regularize import (
@@ -27,6 +28,7 @@ from .types import LinearJob, LinearReport, QuantizedTensors, QuantizeOptions
 
 _HALF_MAX = 65504.0
 _WEIGHT_MAX = 1e9  # both scales at their largest reach a little further
+_RANK = 1e-4  # what makes a damped Hessian definite where scales are zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class _Prepared:
     out_scales: bool
     matrix: Tensor | None
     """The Hessian, padded; None where it cannot be used, and why is the note."""
+    output: OutputHessian | None
+    """That of the outputs, padded and damped."""
     note: str
 
 
@@ -94,7 +98,7 @@ def quantize_groups(
     results: dict[str, QuantizedLinear] = {}
     for bits in sorted({p.job.bits for p in prepared}):
         batch = [p for p in prepared if p.job.bits == bits]
-        problems = [Problem(p.problem.weight * p.scale.factor, p.problem.lower) for p in batch]
+        problems = [replace(p.problem, weight=p.problem.weight * p.scale.factor) for p in batch]
         encoded = ldlq(problems, bits=bits, codebook=options.codebook)
         for p, e in zip(batch, encoded, strict=True):
             results[p.job.key] = _finish(p, e, options)
@@ -147,6 +151,9 @@ def _prepare(
 ) -> _Prepared:
     """Regularise; under `auto`, both ways, keeping the one whose trial promises less loss."""
     weight = pad_weight(job.weight)
+    output = None
+    if job.output is not None and matrix is not None:
+        output = job.output.padded(weight.shape[1]).damped(options.output_damping)
     out_signs = random_signs(job.key, seed=options.seed, size=weight.shape[1])
     out_signs = out_signs.to(weight.device)
     ways = {"always": (True,), "never": (False,), "auto": (True, False)}[options.out_scales]
@@ -156,10 +163,15 @@ def _prepare(
         lower = None
         if matrix is not None and bool(parts.suh.any()):
             lower = block_ldl(transform_hessian(matrix, parts.suh), options.damping)
-        problem = Problem(parts.inner, lower)
+        right = None
+        if output is not None and bool(parts.svh.any()):
+            right = [(cut, block_ldl(h, _RANK)) for cut, h in output.inner(parts.svh)]
+        problem = Problem(parts.inner, lower, right)
         seed = options.seed + 1
         (scale,) = global_scales([problem], bits=job.bits, codebook=options.codebook, seed=seed)
-        candidates.append(_Prepared(job, weight, parts, problem, scale, out_scales, matrix, note))
+        candidates.append(
+            _Prepared(job, weight, parts, problem, scale, out_scales, matrix, output, note)
+        )
     return min(candidates, key=_promised_loss)
 
 
@@ -177,7 +189,7 @@ def _finish(prepared: _Prepared, encoded: Encoded, options: QuantizeOptions) -> 
     suh, svh = prepared.parts.suh / prepared.scale.factor, prepared.parts.svh
     core = right_hadamard(left_hadamard(encoded.w_inner))
     if options.refit and matrix is not None:
-        suh, svh = refit_scales(weight, core, suh, svh, hessian=matrix)
+        suh, svh = refit_scales(weight, core, suh, svh, hessian=matrix, output=prepared.output)
     suh16, svh16 = _half_scales(job.key, suh, svh)
     bias = None if job.bias is None else job.bias.to(torch.float16)
     tensors = QuantizedTensors(encoded.trellis, suh16, svh16, options.codebook, bias)

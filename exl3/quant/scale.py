@@ -65,14 +65,18 @@ def _sample(problem: Problem, bits: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randint(len(tiles), (SAMPLE_TILES,), generator=generator)
     sample = tiles[chosen.to(tiles.device)]
-    if problem.lower is None:
+    if problem.lower is None and problem.right is None:
         return sample
-    # Each row of feedback is L^T E: its variance is that of E times the column's squared norm
-    # without the unit diagonal block.
-    gain = problem.lower.square().sum(0).mean() - 1
+    # Feedback is L^T E R without E itself: its variance is that of E times the mean squared norm of
+    # L's and R's columns, without the unit diagonal.
+    gain = 1.0 if problem.lower is None else float(problem.lower.square().sum(0).mean())
+    if problem.right is not None:
+        squares = sum(float(r.square().sum()) for _, r in problem.right)
+        gain *= squares / problem.weight.shape[1]
+    gain -= 1
     noise = torch.randn(sample.shape, generator=generator).to(sample.device)
     error = 1.1 * 4.0**-bits * problem.weight.square().mean()
-    return sample + noise * math.sqrt(max(float(gain * error), 0.0))
+    return sample + noise * math.sqrt(max(gain * float(error), 0.0))
 
 
 def _vertex(errors: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, ShapeError
 from ..ops.codebook import Codebook
+from .output_hessian import OutputHessian
 
 OUT_SCALES = ("always", "never", "auto")
 
@@ -46,6 +47,8 @@ class LinearJob:
     """float32 (in_features, out_features), unpadded; not modified."""
     bits: int
     bias: Tensor | None = None
+    output: OutputHessian | None = None
+    """How much the loss minds errors of each output; None: all alike, and one by one."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -65,6 +68,8 @@ class QuantizeOptions:
     seed: int = 0
     damping: float = 0.01
     """Share of the mean diagonal that is added to the Hessian's diagonal."""
+    output_damping: float = 0.1
+    """The same for Hessians of outputs, which fewer tokens know well."""
     refit: bool = True
     """Fit both scales again after encoding."""
 

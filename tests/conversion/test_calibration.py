@@ -51,7 +51,7 @@ def test_openings_go_side_by_side(config: Config, monkeypatch: pytest.MonkeyPatc
     assert text.shape == (2 * half, 12)
     assert bool((text[:half, 0] == 1).all())
     assert torch.equal(text[half:, :3], torch.tensor([5, 6, 7]).expand(half, 3))
-    assert 0 <= int(text.min()) and int(text.max()) < VOCAB
+    assert int(text.min()) >= 0 and int(text.max()) < VOCAB
 
 
 def test_short_text_wraps(config: Config, tmp_path: Path) -> None:
