@@ -40,6 +40,8 @@ class Argument:
     """`change`: a resumed job takes a new value; `fixed`: it refuses; `run`: holds for one run."""
     choices: tuple[str, ...] | None = None
     many: bool = False
+    unknown: Any = None
+    """Value for a job that was started when there was no such argument; None: the default."""
 
     @property
     def name(self) -> str:
@@ -75,6 +77,14 @@ ARGUMENTS = (
         "fixed",
     ),
     Argument(("--seed",), "seed of calibration text and random signs", int, 0, "fixed"),
+    Argument(
+        ("--sensitivity",),
+        "weigh errors by what they do to the model's output; takes a pass before the conversion",
+        bool,
+        True,
+        "fixed",
+        unknown=False,
+    ),
     Argument(("-cb", "--codebook"), "codebook", str, "mul1", "fixed", CODEBOOKS),
     Argument(("--out_scales",), "output channel scales", str, "always", "fixed", OUT_SCALES),
     Argument(("-ss", "--shard_size"), "MB per output file, 0: one file", int, 8192, "change"),
@@ -115,6 +125,10 @@ def make_parser() -> Parser:
     """The parser of `convert.py`; flags that are not given parse as None."""
     parser = Parser(prog="convert.py", description="Convert a model to EXL3.", allow_abbrev=False)
     for a in ARGUMENTS:
+        if a.type is bool:
+            switch = argparse.BooleanOptionalAction
+            parser.add_argument(*a.flags, action=switch, default=None, help=a.help)
+            continue
         shown = "" if a.default in (None, False) else f" (default: {a.default})"
         if a.type is None:
             parser.add_argument(*a.flags, action="store_true", default=None, help=a.help)
@@ -165,7 +179,9 @@ def merge_resumed(given: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[s
     Raises:
         ConfigError: another value for a fixed argument, without --override_anyway.
     """
-    merged = {a.name: stored.get(a.name, a.default) for a in ARGUMENTS}
+    merged = {
+        a.name: stored.get(a.name, a.default if a.unknown is None else a.unknown) for a in ARGUMENTS
+    }
     for a in ARGUMENTS:
         if a.name not in given:
             continue

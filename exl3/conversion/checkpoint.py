@@ -1,6 +1,7 @@
 """The work directory: what a job was asked to do, and how far it has come.
 
     args.json              arguments of the job and fingerprint of its source
+    sensitivity/           what the pass before the conversion found out, one file per block
     qtensors/              finished modules, one file each
     ckpt/                  job.json, state.safetensors, original_input_ids.safetensors
     ckpt_old/              the checkpoint before
@@ -27,6 +28,7 @@ from ..util.file import fsync_directory, read_json, storage_errors, write_json
 
 ARGS_NAME = "args.json"
 QTENSORS = "qtensors"
+SENSITIVITY = "sensitivity"
 _CURRENT, _OLD, _NEW = "ckpt", "ckpt_old", "ckpt_new"
 _JOB, _STATE, _IDS = "job.json", "state.safetensors", "original_input_ids.safetensors"
 
@@ -67,7 +69,7 @@ def clear_job(work: Path) -> None:
     """Remove a job; other files of the directory stay."""
     with storage_errors(work, "clear"):
         (work / ARGS_NAME).unlink(missing_ok=True)  # first: without it nothing can be resumed
-        for name in (_NEW, _CURRENT, _OLD, QTENSORS, "images", "debug"):
+        for name in (_NEW, _CURRENT, _OLD, QTENSORS, SENSITIVITY, "images", "debug"):
             _remove(work / name)
 
 

@@ -144,7 +144,7 @@ class Attention(Module):
         parts = qkv.split([self.q_heads * d, self.kv_heads * d, self.kv_heads * d], dim=-1)
         shape = (batch.bsz, batch.q_len, -1, d)
         q, k, v = (part.reshape(shape).transpose(1, 2) for part in parts)
-        mask = _window_mask(batch.q_len, self.window, batch.causal)
+        mask = window_mask(batch.q_len, self.window, batch.causal)
         mask = None if mask is None else mask.to(qkv.device)
         if qkv.is_cuda and qkv.dtype == torch.float32:  # its fused kernel knows no groups
             k, v = (x.repeat_interleave(self.q_heads // self.kv_heads, 1) for x in (k, v))
@@ -183,7 +183,7 @@ def _has_tensor_core_attention(q: Tensor) -> bool:
     )
 
 
-def _window_mask(length: int, window: int, causal: bool) -> Tensor | None:
+def window_mask(length: int, window: int, causal: bool) -> Tensor | None:
     """bool (length, length), True where a query (row) sees a key; None: no window to apply.
 
     A window of w covers the query's own position and the w - 1 before it.

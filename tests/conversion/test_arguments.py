@@ -217,7 +217,7 @@ def test_defaults() -> None:
     expected = {
         "bits": 4.0, "head_bits": 6, "mtp_bits": 4, "hq": False, "cal_rows": 250, "cal_cols": 2048,
         "codebook": "mul1", "out_scales": "always", "shard_size": 8192,
-        "checkpoint_interval": 120, "last_checkpoint_index": -1,
+        "checkpoint_interval": 120, "last_checkpoint_index": -1, "sensitivity": True,
     }  # fmt: skip
     assert {name: values[name] for name in expected} == expected
     assert set(STORED) < set(values) and "resume" not in STORED
@@ -241,3 +241,5 @@ def test_resumed_job_keeps_what_is_not_given() -> None:
     merged = merge_resumed({"work_dir": "w", "shard_size": 5}, stored)
     assert (merged["bits"], merged["codebook"], merged["hq"]) == (3.0, "mcg", True)
     assert merged["shard_size"] == 5 and merged["head_bits"] == 6
+    assert merged["sensitivity"] is False  # as a job that knew nothing of it began
+    assert merge_resumed({"work_dir": "w"}, {"sensitivity": True})["sensitivity"] is True
