@@ -35,7 +35,7 @@ from .capture import TOKENS_PER_PASS
 from .checkpoint import SENSITIVITY
 from .differentiable import check_block, product_dtype, rms_norm, run_block
 
-MAX_TOKENS = 16384
+MAX_TOKENS = 32768
 MAX_STATE_BYTES = 4 << 30
 WHOLE = 4096
 """Layers of so many columns keep their whole output Hessian; wider ones blocks of it."""

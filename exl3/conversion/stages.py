@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, FormatError
+from ..errors import ConfigError, FormatError, UnsupportedError
 from ..loader import save_tensors
 from ..loader.base import TensorSource
 from ..model import Config, Model
@@ -26,6 +26,7 @@ from ..ops.codebook import Codebook
 from ..quant import (
     InputGroup,
     LinearJob,
+    OutputHessian,
     QuantizedLinear,
     QuantizeOptions,
     check_weight,
@@ -39,6 +40,14 @@ from .checkpoint import JobState, qtensors_file, save_checkpoint
 from .device import conversion_device, placed
 from .images import dump_images
 from .progress import Progress
+from .sensitivity import (
+    LayerSensitivity,
+    SensitivityOptions,
+    has_sensitivity,
+    load_sensitivity,
+    measure_sensitivity,
+    remove_sensitivity,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +96,7 @@ class Conversion:
         limit = self.arguments.get("max_module")
         work = [_weights_of(m for m in module if isinstance(m, Linear)) for module in modules]
         progress.start(sum(work), done=sum(work[: self.job.next_module_idx]))
+        self._measure_sensitivity(progress)
         for index in range(self.job.next_module_idx, len(modules)):
             module = modules[index]
             progress.step(module.key)
@@ -101,7 +111,23 @@ class Conversion:
             self._checkpoint(index, forced=last or stopping)
             if stopping and not last:
                 return False
+        remove_sensitivity(self.work)
         return True
+
+    def _measure_sensitivity(self, progress: Progress) -> None:
+        """The pass before the modules, unless it was made, or is not wanted or possible."""
+        unfinished = self.job.next_module_idx < len(self.model.modules)
+        wanted = bool(self.arguments.get("sensitivity")) and unfinished
+        if not wanted or has_sensitivity(self.work, self.model):
+            return
+        assert self.job.input_ids is not None
+        options = SensitivityOptions(seed=self.arguments["seed"], device=self.device)
+        try:
+            measure_sensitivity(
+                self.model, self.config.stc, self.job.input_ids, self.work, options, progress.step
+            )
+        except UnsupportedError as error:
+            logger.warning("all errors of a layer's outputs count alike, because %s", error)
 
     def _start(self) -> None:
         """Calibration tokens and bit rates of a new job."""
@@ -151,10 +177,18 @@ class Conversion:
         assert state is not None
         device = self._device_of(module)
         state = placed(state, device)
-        before = run_rows(module, state, groups=groups, skip=self._skipped, device=device)
+        found = load_sensitivity(self.work, module.key)
+        before = run_rows(
+            module,
+            state,
+            groups=groups,
+            skip=self._skipped,
+            weights=_token_weights(groups, found, state),
+            device=device,
+        )
         self._note_bad_rows(module, before)
         results: dict[str, QuantizedLinear] = {}
-        for batch in _batches(self._jobs(group, before) for group in groups):
+        for batch in _batches(self._jobs(group, before, found) for group in groups):
             results |= self._quantize(batch)
             progress.advance(sum(job.weight.numel() for group in batch for job in group.jobs))
         if self.arguments["image_dump"]:
@@ -179,10 +213,19 @@ class Conversion:
             return int(self.arguments["head_bits"])
         return self.job.q_strategy[group.key]
 
-    def _jobs(self, group: Group, captured: Captured) -> InputGroup:
+    def _jobs(
+        self, group: Group, captured: Captured, found: Mapping[str, LayerSensitivity]
+    ) -> InputGroup:
         bits = self._bits(group)
         jobs = [
-            LinearJob(layer.key, layer.weight_dense(), bits, layer.bias) for layer in group.layers
+            LinearJob(
+                layer.key,
+                layer.weight_dense(),
+                bits,
+                layer.bias,
+                _output_hessian(found.get(layer.key), self.device),
+            )
+            for layer in group.layers
         ]
         return InputGroup(jobs, captured.hessians[group.key], group.key)
 
@@ -238,6 +281,24 @@ def _batches(groups: Iterable[InputGroup]) -> Iterator[list[InputGroup]]:
         tiles += group.tiles()
     if batch:
         yield batch
+
+
+def _token_weights(
+    groups: Iterable[Group], found: Mapping[str, LayerSensitivity], state: Tensor
+) -> dict[str, Tensor]:
+    """How much each token counts for a group: the mean of its layers; 1 in rows not measured."""
+    result = {}
+    for group in groups:
+        measured = [found[layer.key] for layer in group.layers if layer.key in found]
+        if measured:
+            weights = torch.ones(state.shape[:2])
+            weights[measured[0].rows] = sum(m.weights for m in measured) / len(measured)
+            result[group.key] = weights
+    return result
+
+
+def _output_hessian(found: LayerSensitivity | None, device: torch.device) -> OutputHessian | None:
+    return None if found is None else OutputHessian(found.output.to(device))
 
 
 def _weights_of(layers: Iterable[Linear]) -> int:

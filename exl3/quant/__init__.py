@@ -1,6 +1,7 @@
 """Quantising linear layers to EXL3."""
 
 from .hessian import Hessian, HessianAccumulator
+from .output_hessian import OutputHessian
 from .quantize import InputGroup, QuantizedLinear, check_weight, quantize_group, quantize_groups
 from .types import LinearJob, LinearReport, QuantizedTensors, QuantizeOptions
 
@@ -10,6 +11,7 @@ __all__ = [
     "InputGroup",
     "LinearJob",
     "LinearReport",
+    "OutputHessian",
     "QuantizeOptions",
     "QuantizedLinear",
     "QuantizedTensors",
