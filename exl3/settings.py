@@ -69,6 +69,12 @@ class Settings:
         True,
     )
 
+    cuda_decode_attention: bool = _doc(
+        "Rotation, append and attention of a decode step in one launch on CUDA (compute capability "
+        "9.0). Off: its kernel was checked on a GPU alone, not yet in a whole model.",
+        False,
+    )
+
     default_device: str = _doc(
         "Where models go that name no device: auto (a CUDA device if there is one) or cpu.",
         "auto",

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..settings import settings
 from .base import Module
 from .batch import Batch
 from .linear import Linear, run_group
@@ -108,7 +109,7 @@ class Attention(Module):
         rope_append_(qkv, table, keys, values, batch.slots, **self._layer().rows())
 
     def _paged(self, qkv: Tensor, batch: Batch) -> Tensor:
-        from ..ops.attention import Sequences, decode_attention
+        from ..ops.attention import Sequences, decode_attention, paged_attention
 
         assert batch.cache is not None
         keys, values = batch.cache.kv(self.instance)
@@ -118,6 +119,18 @@ class Attention(Module):
             return self._whole(qkv, batch)
         assert batch.page_table is not None and batch.slots is not None
         assert batch.seq_lens is not None and batch.query_starts is not None
+        if qkv.is_cuda and not settings().cuda_decode_attention:
+            self._append(qkv, batch)
+            return paged_attention(
+                qkv,
+                keys,
+                values,
+                batch.page_table,
+                batch.seq_lens,
+                batch.query_starts,
+                causal=batch.causal,
+                **self._layer().scores(),
+            )
         return decode_attention(
             qkv,
             batch.rope_table(self.rope),
