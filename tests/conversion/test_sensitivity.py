@@ -166,7 +166,7 @@ def test_labels_depend_on_seed_and_row_alone() -> None:
 
 
 def test_rows_are_taken_evenly() -> None:
-    assert choose_rows(250, 2048) == [0, 31, 62, 93, 125, 156, 187, 218]
+    assert choose_rows(250, 2048, 16384) == [0, 31, 62, 93, 125, 156, 187, 218]
     assert choose_rows(3, 100) == [0, 1, 2]
     assert choose_rows(5, 40000) == [0]
 
