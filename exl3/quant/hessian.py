@@ -14,8 +14,7 @@ _STRIP = 256  # columns of the product that are computed at a time: only the low
 
 @dataclass(frozen=True, slots=True)
 class Hessian:
-    """X^T X / count of one layer's input, shared by all layers that read that input; tokens may have
-    weights."""
+    """X^T X / count of an input, for all layers that read it; tokens may have weights."""
 
     matrix: Tensor
     """float32 (in_features, in_features), undamped."""

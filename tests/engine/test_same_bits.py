@@ -1,5 +1,5 @@
-"""Contract 1 to 4 on a small EXL3 model on the CPU, to the bit: the logits of a request are those it
-gets alone on a cold cache, whatever is cached and runs beside it."""
+"""Contract 1 to 4 on a small EXL3 model on the CPU, to the bit: the logits of a request are those
+it gets alone on a cold cache, whatever is cached and runs beside it."""
 
 from __future__ import annotations
 

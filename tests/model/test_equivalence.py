@@ -1,5 +1,5 @@
-"""Contract 1 to 3 on the CPU, to the bit: a token's logits and what it leaves in the cache depend on
-the tokens before it alone, not on how many come with it, in this sequence or in others."""
+"""Contract 1 to 3 on the CPU, to the bit: a token's logits and what it leaves in the cache depend
+on the tokens before it alone, not on how many come with it, in this sequence or in others."""
 
 from __future__ import annotations
 

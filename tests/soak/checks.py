@@ -72,8 +72,8 @@ def compare(
 
     On the CPU they must be equal. On CUDA batches of other sizes round differently, so that tokens
     of almost equal logits may swap. Each token is therefore also judged by the logits of one pass
-    over the whole text, without a cache: `worst_gap` is the most by which a drawn token fell short of the best, divided by what guidance
-    multiplies rounding with.
+    over the whole text, without a cache: `worst_gap` is the most by which a drawn token fell short
+    of the best, divided by what guidance multiplies rounding with.
     """
     generator = Generator(model, cache, tokenizer)
     equal, gaps = 0, [0.0]
