@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from split_models import load_split, stand_ins
 from test_split import FIELDS, new_model
 from tiny_models import write_random_exl3
 
+from exl3.model import tune as tune_module
 from exl3.model.tune import LinearTunable, linear_tunables
 from exl3.ops.codebook import Codebook
 from exl3.ops.linear_route import ROW_RANGES, LinearProblem, Route
@@ -121,3 +123,39 @@ def test_problem_of_weights(directory: Any) -> None:
     weights = [layer.weight for layer in (mlp.gate_proj, mlp.up_proj) if layer.weight]
     problem = LinearProblem.of(weights, gated=True)
     assert problem == LinearProblem(128, 4, Codebook.MUL1, True, (256, 256))
+
+
+@pytest.mark.parametrize("wrong", ["zeros", "one row", "nan"])
+def test_a_way_with_other_results_is_not_taken(
+    wrong: str, directory: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    route = Route("built_in")
+
+    def take(self: LinearProblem, index: int, rows: tuple[int, int], chosen: Route) -> None:
+        nonlocal route
+        route = chosen
+
+    run = tune_module._Group.run
+
+    def broken(self: Any, x: torch.Tensor) -> torch.Tensor:
+        y = run(self, x.float()).clone()
+        if route.path == "decoded":
+            if wrong == "zeros":
+                y.zero_()
+            elif wrong == "one row":
+                y[-1] += 0.1 * y[-1].norm() / y.shape[1] ** 0.5
+            else:
+                y[0, 3] = float("nan")
+        return y * (1 + 1e-4) if route.path == "small" else y
+
+    monkeypatch.setattr(LinearProblem, "routes", lambda self, index, rows: [Route("built_in")])
+    monkeypatch.setattr(LinearProblem, "take", take)
+    monkeypatch.setattr(tune_module._Group, "run", broken)
+    model = new_model(directory)
+    model.load(device="cpu")
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)
+    tunable = next(t for t in linear_tunables(model, 0, Clock()) if t.rows[1] > 4)
+    assert tunable.seconds({"path": "small", "cluster": 2}) < 1
+    assert not caplog.text
+    assert math.isinf(tunable.seconds({"path": "decoded", "cluster": 0}))
+    assert "gives other results" in caplog.text and route == Route("built_in")
