@@ -109,7 +109,7 @@ class Attention(Module):
         rope_append_(qkv, table, keys, values, batch.slots, **self._layer().rows())
 
     def _paged(self, qkv: Tensor, batch: Batch) -> Tensor:
-        from ..ops.attention import Sequences, decode_attention, paged_attention
+        from ..ops.attention import Sequences, append_and_attend, decode_attention
 
         assert batch.cache is not None
         keys, values = batch.cache.kv(self.instance)
@@ -119,27 +119,13 @@ class Attention(Module):
             return self._whole(qkv, batch)
         assert batch.page_table is not None and batch.slots is not None
         assert batch.seq_lens is not None and batch.query_starts is not None
+        table, layer = batch.rope_table(self.rope), self._layer()
+        at = Sequences(batch.page_table, batch.seq_lens, batch.query_starts, batch.slots)
         if qkv.is_cuda and not settings().cuda_decode_attention:
-            self._append(qkv, batch)
-            return paged_attention(
-                qkv,
-                keys,
-                values,
-                batch.page_table,
-                batch.seq_lens,
-                batch.query_starts,
-                causal=batch.causal,
-                **self._layer().scores(),
-            )
+            return append_and_attend(qkv, table, keys, values, at, layer, causal=batch.causal)
+        # `ahead`: q, k and v are projected just before.
         return decode_attention(
-            qkv,
-            batch.rope_table(self.rope),
-            keys,
-            values,
-            Sequences(batch.page_table, batch.seq_lens, batch.query_starts, batch.slots),
-            self._layer(),
-            causal=batch.causal,
-            ahead=True,  # q, k and v are projected just before
+            qkv, table, keys, values, at, layer, causal=batch.causal, ahead=True
         )
 
     def _dense(self, qkv: Tensor, batch: Batch) -> Tensor:

@@ -102,19 +102,7 @@ def decode_attention(
         As both.
     """
     if isinstance(k_cache, QuantPages) or isinstance(v_cache, QuantPages):
-        rope_append_(
-            qkv, table, k_cache, v_cache, at.slots, v_head_dim=_width(v_cache), **layer.rows()
-        )
-        return paged_attention(
-            qkv,
-            k_cache,
-            v_cache,
-            at.page_table,
-            at.seq_lens,
-            at.query_starts,
-            causal=causal,
-            **layer.scores(),
-        )
+        return append_and_attend(qkv, table, k_cache, v_cache, at, layer, causal=causal)
     return ops().decode_attention(
         qkv,
         table,
@@ -137,6 +125,30 @@ def decode_attention(
         layer.softcap,
         causal,
         ahead,
+    )
+
+
+def append_and_attend(
+    qkv: Tensor,
+    table: Tensor | None,
+    k_cache: Tensor | QuantPages,
+    v_cache: Tensor | QuantPages,
+    at: Sequences,
+    layer: AttentionLayer,
+    *,
+    causal: bool = True,
+) -> Tensor:
+    """`decode_attention` as two launches, which any cache, head dim and number of rows has."""
+    rope_append_(qkv, table, k_cache, v_cache, at.slots, v_head_dim=_width(v_cache), **layer.rows())
+    return paged_attention(
+        qkv,
+        k_cache,
+        v_cache,
+        at.page_table,
+        at.seq_lens,
+        at.query_starts,
+        causal=causal,
+        **layer.scores(),
     )
 
 

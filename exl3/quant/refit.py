@@ -35,47 +35,46 @@ def refit_scales(
     Returns:
         suh and svh, float32.
     """
-    target = hessian @ weight
-    if output is not None:
-        target = output.right_multiply(target)
+    fit = _Fit(weight, core, hessian, output)
     for _ in range(_ROUNDS):
-        svh = _refit_columns(target, core, suh, svh, hessian, output)
-        suh = _refit_rows(target, core, suh, svh, hessian, output)
-    return suh, _refit_columns(target, core, suh, svh, hessian, output)
+        svh = fit.columns(suh, svh)
+        suh = fit.rows(suh, svh)
+    return suh, fit.columns(suh, svh)
 
 
-def _refit_columns(
-    target: Tensor,
-    core: Tensor,
-    suh: Tensor,
-    svh: Tensor,
-    hessian: Tensor,
-    output: OutputHessian | None,
-) -> Tensor:
-    scaled = suh[:, None] * core
-    above = (scaled * target).sum(0)
-    if output is not None:
-        result = svh.clone()
-        for cut, block in output.pieces(len(svh)):
-            part = scaled[:, cut]
-            result[cut] = _solve((part.T @ (hessian @ part)) * block, above[cut], svh[cut])
-        return result
-    below = (scaled * (hessian @ scaled)).sum(0)
-    good = (below > 0) & (svh != 0) & torch.isfinite(above / below)
-    return torch.where(good, above / below, svh)
+class _Fit:
+    """What stays the same while the scales change."""
 
+    def __init__(
+        self, weight: Tensor, core: Tensor, hessian: Tensor, output: OutputHessian | None
+    ) -> None:
+        self.core, self.hessian, self.output = core, hessian, output
+        self.target = self._spread(hessian @ weight)
 
-def _refit_rows(
-    target: Tensor,
-    core: Tensor,
-    suh: Tensor,
-    svh: Tensor,
-    hessian: Tensor,
-    output: OutputHessian | None,
-) -> Tensor:
-    scaled = core * svh
-    spread = scaled if output is None else output.right_multiply(scaled)
-    return _solve(hessian * (spread @ scaled.T), (target * scaled).sum(1), suh)
+    def _spread(self, x: Tensor) -> Tensor:
+        """x G."""
+        return x if self.output is None else self.output.right_multiply(x)
+
+    def columns(self, suh: Tensor, svh: Tensor) -> Tensor:
+        """The best svh for this suh."""
+        scaled = suh[:, None] * self.core
+        above = (scaled * self.target).sum(0)
+        if self.output is not None:
+            result = svh.clone()
+            for cut, block in self.output.pieces(len(svh)):
+                part = scaled[:, cut]
+                matrix = (part.T @ (self.hessian @ part)) * block
+                result[cut] = _solve(matrix, above[cut], svh[cut])
+            return result
+        below = (scaled * (self.hessian @ scaled)).sum(0)
+        good = (below > 0) & (svh != 0) & torch.isfinite(above / below)
+        return torch.where(good, above / below, svh)
+
+    def rows(self, suh: Tensor, svh: Tensor) -> Tensor:
+        """The best suh for this svh."""
+        scaled = self.core * svh
+        matrix = self.hessian * (self._spread(scaled) @ scaled.T)
+        return _solve(matrix, (self.target * scaled).sum(1), suh)
 
 
 def _solve(matrix: Tensor, right: Tensor, old: Tensor) -> Tensor:

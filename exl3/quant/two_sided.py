@@ -44,7 +44,8 @@ class TwoSidedWalk:
         self._delay = torch.cat([torch.arange(len(r) // TILE_DIM - 1, -1, -1) for _, r in right])
         self._near_right = self._diagonal_panels(right)
         self._step = 0
-        self._place = (torch.empty(0, dtype=torch.long),) * 2
+        self._place = (torch.empty(0, dtype=torch.long),) * 2  # of the tiles that come next
+        self._from_below = weight[:0]  # the feedback down the rows that they got
 
     @property
     def done(self) -> bool:
@@ -58,8 +59,9 @@ class TwoSidedWalk:
         rows = self.rows - 1 - age[columns]
         self._place = rows, columns
         self._feed_panels(rows.tolist(), columns.tolist())
+        self._from_below = self._feedback_below(rows, columns)
         target = self._tiles(self.weight, rows, columns) + self._tiles(self._beyond, rows, columns)
-        target += self._feedback_below(rows, columns)
+        target += self._from_below
         target += self._feedback_beyond(rows, columns)
         return to_tiles(target.transpose(0, 1).reshape(TILE_DIM, -1))
 
@@ -69,11 +71,10 @@ class TwoSidedWalk:
         place = rows.to(words.device), columns.to(words.device)
         decoded = from_tiles(values, len(rows)).reshape(TILE_DIM, -1, TILE_DIM).transpose(0, 1)
         error = self._tiles(self.weight, rows, columns) - decoded
-        below = self._feedback_below(rows, columns)
         self.trellis[place] = words
         self._put(self.decoded, place, decoded)
         self._put(self._error, place, error)
-        self._put(self._sum, place, error + below)
+        self._put(self._sum, place, error + self._from_below)
         self._step += 1
 
     def _view(self, matrix: Tensor) -> Tensor:
@@ -116,10 +117,7 @@ class TwoSidedWalk:
         lower = self._lower.view(size // HADAMARD_DIM, HADAMARD_DIM, self.rows, TILE_DIM)
         error = self._error.view(-1, HADAMARD_DIM, self.columns, TILE_DIM)
         near = lower[rows // _PANEL, :, rows]  # (tiles, 128, 16)
-        known = error[rows // _PANEL, :, columns].clone()
-        # A tile that was encoded just now must not feed itself back.
-        known.view(-1, _PANEL, TILE_DIM, TILE_DIM)[torch.arange(len(rows)), rows % _PANEL] = 0
-        return result + near.transpose(1, 2) @ known
+        return result + near.transpose(1, 2) @ error[rows // _PANEL, :, columns]
 
     def _feedback_beyond(self, rows: Tensor, columns: Tensor) -> Tensor:
         """sum over e > j in the panel of S_ie R_ej."""
