@@ -79,7 +79,7 @@ class Tunable(ABC):
 
     @abstractmethod
     def seconds(self, values: Values) -> float:
-        """Run that way and say how long one call took."""
+        """Run that way and say how long one call took; infinity if it must not be taken."""
 
     @abstractmethod
     def take(self, values: Values) -> None:

@@ -70,8 +70,12 @@ class InputGroup:
     """Names the group; the input signs derive from it."""
 
     def tiles(self) -> int:
-        """Tiles of a step of 16 rows."""
-        return sum(padded(job.weight.shape[1]) // TILE_DIM for job in self.jobs)
+        """Tiles of a step, at most: of 16 rows, or of an anti-diagonal."""
+        counts = []
+        for job in self.jobs:
+            rows, columns = (padded(size) // TILE_DIM for size in job.weight.shape)
+            counts.append(columns if job.output is None else min(rows, columns))
+        return sum(counts)
 
 
 def quantize_groups(
