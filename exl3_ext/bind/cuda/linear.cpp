@@ -166,13 +166,18 @@ class DenseLinear {
 // H200, beat decoding W': about 12 ms by the bytes that it moves, for any few rows.
 constexpr int64_t kMostSmallRows = 32;
 
-// The direct product for the whole group; false if it has no instance for it. It is no built-in
-// choice: measuring takes it where its results agree. Linear part of an 8B model on an H200: 3.6 ms
-// for 16 rows and 6.9 ms for 128.
+// Rows for which the direct product is built in, on GPUs that have it. Linear part of an 8B model
+// on an H200: 3.6 ms for 16 rows and 6.9 ms for 128 (8 rows of the small-batch kernel 4.3 ms).
+constexpr int64_t kFewestDirectRows = 9, kMostDirectRows = 128;
+
+// The direct product for the whole group; false if it has no instance for it.
 bool run_direct(const char* op, const CudaLaunch& launch, const Tensor& x,
                 const LinearCudaParams& p) {
   const LinearRoute route = linear_route(x.get_device_index(), p);
-  if (route.path != LinearPath::kDirect) return false;
+  const bool built_in = p.m >= kFewestDirectRows && p.m <= kMostDirectRows;
+  if (route.path == LinearPath::kBuiltIn ? !built_in : route.path != LinearPath::kDirect) {
+    return false;
+  }
   for (int i = 0; i < p.count; ++i) {
     if (reinterpret_cast<uintptr_t>(p.w[i].planes) % 16 != 0) return false;  // bulk copies
   }
@@ -224,7 +229,7 @@ LinearCudaParams single(const LinearCudaParams& p, int i, const Rows& residual, 
 // A group of unlike bit rates or codebooks, weight by weight.
 bool run_mixed(const char* op, const CudaLaunch& launch, const Tensor& x,
                const LinearCudaParams& p) {
-  if (p.m > kMostSmallRows) return false;
+  if (p.m > (direct_device().warpgroups ? kMostDirectRows : kMostSmallRows)) return false;
   if (linear_route(x.get_device_index(), p).path == LinearPath::kDecoded) return false;
   if (p.activation >= 0) {
     const int64_t out = p.w[0].out_features;
