@@ -5,7 +5,8 @@ Python. `_cpu` is always built; the files of each instruction level get that lev
 is built when a CUDA compiler is found and a GPU is present or architectures are named:
 
     EXL3_BUILD_CUDA       0: leave `_cuda` out; 1: build it, also without a GPU
-    TORCH_CUDA_ARCH_LIST  architectures, e.g. "8.6;9.0a"; default: of the GPUs here, else all
+    TORCH_CUDA_ARCH_LIST  architectures from 7.5 on, e.g. "8.6;9.0", "7.5+PTX"; default: of the GPUs
+                          here, else all of which the compiler knows
     MAX_JOBS, CXX         as usual
 """
 
@@ -34,7 +35,7 @@ AVX512 = (
 )
 AMX = f"{AVX512} -mamx-tile -mamx-int8"
 LEVEL_FLAGS = {"avx2": AVX2, "avx512": AVX512, "amx": AMX}
-ALL_CUDA_ARCHITECTURES = ("8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
+ALL_CUDA_ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
 
 
 def host_sources(backend: str) -> list[tuple[Path, str]]:
@@ -65,26 +66,59 @@ def cuda_toolkit(compiler: str) -> Path:
     return Path(found.group(1)).resolve() if found else Path(compiler).resolve().parents[1]
 
 
+def is_new_enough(arch: str) -> bool:
+    return float(arch.rstrip("af")) >= float(ALL_CUDA_ARCHITECTURES[0])
+
+
 def gpu_architectures() -> list[str]:
-    """Compute capabilities of the GPUs here that the kernels are written for: 8.0 and later."""
+    """Compute capabilities of the GPUs here that the kernels are written for."""
     query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     if not shutil.which(query[0]):
         return []
     found = subprocess.run(query, capture_output=True, text=True).stdout.split()
-    fit = {arch for arch in found if re.fullmatch(r"\d+\.\d", arch) and float(arch) >= 8.0}
+    fit = {arch for arch in found if re.fullmatch(r"\d+\.\d", arch) and is_new_enough(arch)}
     return sorted("9.0a" if arch == "9.0" else arch for arch in fit)
 
 
 def named_architectures() -> list[str]:
     """What TORCH_CUDA_ARCH_LIST names; 9.0 with its own instructions (wgmma)."""
     named = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(" ", ";").split(";")
-    found = [arch.removesuffix("+PTX") for arch in named if arch]
-    return ["9.0a" if arch == "9.0" else arch for arch in found]
+    found = [arch for arch in named if arch]
+    for arch in found:
+        number = arch.removesuffix("+PTX")
+        if not re.fullmatch(r"\d+\.\d[af]?", number) or not is_new_enough(number):
+            raise SystemExit(
+                f"TORCH_CUDA_ARCH_LIST: expected compute capabilities from "
+                f'{ALL_CUDA_ARCHITECTURES[0]} on, such as "8.6;9.0" or "7.5+PTX", got {arch!r}'
+            )
+    return [re.sub(r"^9\.0(?!a)", "9.0a", arch) for arch in found]
+
+
+def known_architectures() -> list[str]:
+    """Those of all that the compiler here knows."""
+    command = [cuda_compiler() or "nvcc", "--list-gpu-arch"]
+    known = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    return [
+        arch
+        for arch in ALL_CUDA_ARCHITECTURES
+        if f"compute_{arch.rstrip('a').replace('.', '')}" in known
+    ]
 
 
 def cuda_architectures() -> list[str]:
-    """Compute capabilities to build for, e.g. ["8.6", "9.0a"]."""
-    return named_architectures() or gpu_architectures() or list(ALL_CUDA_ARCHITECTURES)
+    """Compute capabilities to build for, e.g. ["8.6", "9.0a", "12.0+PTX"]."""
+    return named_architectures() or gpu_architectures() or known_architectures()
+
+
+def code_flags(arch: str) -> str:
+    """nvcc's flags for one: machine code, and with +PTX what later cards can compile for themselves
+    (the instructions of 9.0a are for 9.0 alone)."""
+    number = arch.removesuffix("+PTX").replace(".", "")
+    flags = f"-gencode=arch=compute_{number},code=sm_{number}"
+    if arch.endswith("+PTX"):
+        plain = f"compute_{number.rstrip('a')}"
+        flags += f" -gencode=arch={plain},code={plain}"
+    return flags
 
 
 def wants_cuda() -> bool:
@@ -123,10 +157,7 @@ class NinjaFile:
         self.lines += [f"build {target}: {rule} {path}", f"  extra = {extra}"]
 
     def add_cuda_rule(self, compiler: str) -> None:
-        targets = " ".join(
-            f"-gencode=arch=compute_{arch.replace('.', '')},code=sm_{arch.replace('.', '')}"
-            for arch in cuda_architectures()
-        )
+        targets = " ".join(code_flags(arch) for arch in cuda_architectures())
         self.lines += [
             "rule cuda",
             f"  command = {compiler} -O3 -std=c++20 -Xcompiler -fPIC,-fvisibility=hidden "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -75,6 +76,11 @@ class Settings:
         False,
     )
 
+    cuda_max_capability: str = _doc(
+        "Highest CUDA compute capability to go by, with its shared memory, such as 7.5 (for "
+        "checking); any: what the device has.",
+        "any",
+    )
     default_device: str = _doc(
         "Where models go that name no device: auto (a CUDA device if there is one) or cpu.",
         "auto",
@@ -116,6 +122,10 @@ def _parse(name: str, key: str, text: str) -> object:
     if key == "default_device":
         if text not in ("auto", "cpu"):
             raise SettingsError(f"{name}: expected auto or cpu, got {text!r}")
+        return text
+    if key == "cuda_max_capability":
+        if text != "any" and not re.fullmatch(r"[1-9]\d?\.\d", text):
+            raise SettingsError(f"{name}: expected any or a number such as 7.5, got {text!r}")
         return text
     if key == "cache_dir":
         return Path(text).expanduser()

@@ -176,9 +176,11 @@ def machine_of(device: torch.device) -> Machine:
     from ..ops.registry import ops
 
     card = torch.cuda.get_device_properties(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    capability = ops().cuda_capability(index) / 10
     return Machine(
         device=card.name,
-        capability=f"{card.major}.{card.minor}, {card.multi_processor_count} processors",
+        capability=f"{capability}, {card.multi_processor_count} processors",
         driver=str(ops().cuda_driver()),
         cuda=str(torch.version.cuda),
         exl3=f"{__version__} {exl3_ext.cuda_digest()}",

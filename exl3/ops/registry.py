@@ -34,6 +34,8 @@ def ops() -> Any:
     namespace = torch.ops.exl3
     chosen = settings()
     namespace.configure_cpu(chosen.cpu_threads, ISA_LEVELS.index(chosen.cpu_max_isa))
+    if exl3_ext.has_cuda() and chosen.cuda_max_capability != "any":
+        namespace.configure_cuda(int(chosen.cuda_max_capability.replace(".", "")))
     for name, rule in _fakes.items():
         torch.library.register_fake(f"exl3::{name}", rule)
     return namespace

@@ -73,6 +73,8 @@ STABLE_TORCH_LIBRARY(exl3, m) {
       "int cluster) -> ()");
   m.def("clear_linear_routes() -> ()");
   m.def("cuda_driver() -> int");
+  m.def("configure_cuda(int capability_cap) -> ()");
+  m.def("cuda_capability(int device) -> int");
   m.def(
       "linear(Tensor x, Tensor[] planes, Tensor[] suh, Tensor[] svh, Tensor?[] bias, "
       "int[] codebooks, int[] out_features, Tensor? norm_weight, float norm_eps, "

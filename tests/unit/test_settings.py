@@ -34,6 +34,7 @@ def test_defaults_and_values() -> None:
         ("EXL3_CPU_THREADS", "two"),
         ("EXL3_CPU_MAX_ISA", "sse"),
         ("EXL3_STRICT", "maybe"),
+        ("EXL3_CUDA_MAX_CAPABILITY", "75"),
         ("EXL3_NO_SUCH", "1"),
     ],
 )

@@ -35,11 +35,24 @@ class CudaLaunch {
   template <class P>
   void run(const char* op, Status (*fn)(const P&, CudaStream), const P& params) const {
     const Status status = fn(params, stream_);
-    EXL3_CHECK(op, status == Status::kOk, status_text(status), ": ",
-               cudaGetErrorString(cudaGetLastError()));
+    if (status == Status::kOk) return;
+    const cudaError_t error = cudaGetLastError();
+    check_code(op, error);
+    EXL3_CHECK(op, false, status_text(status), ": ", cudaGetErrorString(error));
   }
 
  private:
+  static void check_code(const char* op, cudaError_t error) {
+    if (error != cudaErrorNoKernelImageForDevice && error != cudaErrorUnsupportedPtxVersion) return;
+    int device = 0, major = 0, minor = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    EXL3_CHECK(op, false, "exl3 was built without code for this GPU, of compute capability ", major,
+               ".", minor, ": build it with TORCH_CUDA_ARCH_LIST=\"", major, ".", minor,
+               "\" (7.5 is the least)");
+  }
+
   torch::stable::accelerator::DeviceGuard guard_;
   cudaStream_t stream_ = nullptr;
 };

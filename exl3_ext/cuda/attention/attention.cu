@@ -4,13 +4,17 @@
 // (decode): 16 rows, the warps split the keys; many: 64 rows, the warps split the rows. Products on
 // tensor cores with float32 sums; the softmax is online. Chunks are summed in order by the block
 // that finishes last, so results repeat bit for bit. Shared memory: 75 KB at head dim 128, 39 KB
-// and the words of two tiles (2 KB a bit of K and V) for a quantised cache. Bound: bytes of K and V
-// in decode (quantised: decoding them), tensor cores in prefill. Needs sm_80.
+// and the words of two tiles (2 KB a bit of K and V) for a quantised cache. Where the device has
+// less (64 KB at compute capability 7.5, 99 KB at 8.6, 8.9 and 12.0): always 16 rows, 2 warps and
+// tiles of 32 keys, at most 58 KB. Bound: bytes of K and V in decode (quantised: decoding them),
+// tensor cores in prefill.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "cuda/attention/attention.cuh"
+#include "cuda/common/device.h"
 
 namespace exl3 {
 namespace {
@@ -21,48 +25,51 @@ constexpr int64_t kDecodeBlocks = 2048;  // chunks fill up to so many blocks
 constexpr int64_t kPrefillBlocks = 528;
 constexpr int kDevices = 64;
 
-// Lets a kernel have up to `most` bytes of shared memory, or what the device has; -1 on an error.
-int allow_shared(const void* kernel, int device, int most) {
-  int room = 0;
-  if (cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
-      cudaSuccess) {
-    return -1;
+// visit(shape) of the instance for these dims; `none` if there is none.
+template <bool kDecode, bool kQuant, class T, class Visit>
+T with_dim(const Attention<void>& a, T none, const Visit& visit) {
+  const int dim = a.head_dim > a.v_head_dim ? a.head_dim : a.v_head_dim;
+  if (dim <= 64) return visit(AttentionShape<64, kDecode, kQuant>());
+  if (dim <= 96) return visit(AttentionShape<96, kDecode, kQuant>());
+  if (dim <= 128) return visit(AttentionShape<128, kDecode, kQuant>());
+  if (dim <= 192) return visit(AttentionShape<192, kDecode, kQuant>());
+  if (dim <= 256) return visit(AttentionShape<256, kDecode, kQuant>());
+  return none;
+}
+template <bool kQuant, class T, class Visit>
+T with_small(const Attention<void>& a, T none, const Visit& visit) {
+  const int dim = a.head_dim > a.v_head_dim ? a.head_dim : a.v_head_dim;
+  if (dim <= 128) return visit(AttentionShape<128, true, kQuant, kSmallKeys>());
+  if (dim <= 256) return visit(AttentionShape<256, true, kQuant, kSmallKeys>());
+  return none;
+}
+template <class T, class Visit>
+T with_shape(const Attention<void>& a, bool decode, T none, const Visit& visit) {
+  if (a.k_quant.bits) {
+    return decode ? with_dim<true, true>(a, none, visit) : with_dim<false, true>(a, none, visit);
   }
-  if (most > room) most = room;
-  const auto size = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  return cudaFuncSetAttribute(kernel, size, most) == cudaSuccess ? most : -1;
+  return decode ? with_dim<true, false>(a, none, visit) : with_dim<false, false>(a, none, visit);
 }
 
-template <int D, bool kDecode, bool kQuant>
+template <class Shape>
 Status start(const AttentionCudaParams& p, CudaStream stream) {
-  using Shape = AttentionShape<D, kDecode, kQuant>;
-  auto* kernel = attention_kernel<D, kDecode, kQuant>;
-  static std::atomic<int> allowed[kDevices];
+  static std::atomic<int> allowed[kDevices];  // bytes of shared memory; 0: not asked for yet
+  auto* kernel = attention_kernel<Shape>;
   int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return Status::kDeviceError;
-  int most = device < kDevices ? allowed[device].load(std::memory_order_relaxed) : 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return Status::kDeviceError;
+  int most = allowed[device].load(std::memory_order_relaxed);
   if (most == 0) {
-    most = allow_shared(reinterpret_cast<const void*>(kernel), device, Shape::kMostBytes);
-    if (most < 0) return Status::kDeviceError;
-    if (device < kDevices) allowed[device].store(most, std::memory_order_relaxed);
+    const auto size = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    most = std::min(Shape::kMostBytes, shared_memory().block);
+    if (cudaFuncSetAttribute(kernel, size, most) != cudaSuccess) return Status::kDeviceError;
+    allowed[device].store(most, std::memory_order_relaxed);
   }
-  const int bytes = Shape::kBytes + (kQuant ? quant_tile_bytes(p.a) : 0);
+  const int bytes = Shape::bytes(p.a);
   if (bytes > most) return Status::kNoKernel;
   const dim3 grid(static_cast<unsigned>(p.tiles * p.a.kv_heads),
                   static_cast<unsigned>(p.max_chunks));
-  kernel<<<grid, kAttentionThreads, bytes, stream>>>(p);
+  kernel<<<grid, Shape::kThreads, bytes, stream>>>(p);
   return launch_status();
-}
-
-template <bool kDecode, bool kQuant>
-Status start_for_dim(const AttentionCudaParams& p, CudaStream stream) {
-  const int dim = p.a.head_dim > p.a.v_head_dim ? p.a.head_dim : p.a.v_head_dim;
-  if (dim <= 64) return start<64, kDecode, kQuant>(p, stream);
-  if (dim <= 96) return start<96, kDecode, kQuant>(p, stream);
-  if (dim <= 128) return start<128, kDecode, kQuant>(p, stream);
-  if (dim <= 192) return start<192, kDecode, kQuant>(p, stream);
-  if (dim <= 256) return start<256, kDecode, kQuant>(p, stream);
-  return Status::kNoKernel;
 }
 
 }  // namespace
@@ -71,7 +78,9 @@ void plan_attention_cuda(AttentionCudaParams& p) {
   const Attention<void>& a = p.a;
   const int64_t rows = a.rows * (a.q_heads / a.kv_heads);
   const bool decode = rows <= 16 * a.sequences;
-  p.tile_rows = decode ? 16 : 64;
+  const int bytes = with_shape(a, decode, 0, [&](auto shape) { return shape.bytes(a); });
+  p.small = bytes > shared_memory().block;
+  p.tile_rows = decode || p.small ? 16 : 64;
   p.tiles = rows / p.tile_rows + a.sequences;
   const int64_t blocks = p.tiles * a.kv_heads;
   const int64_t longest = a.max_pages * kPageSize;
@@ -91,11 +100,10 @@ Status attention_cuda(const AttentionCudaParams& p, CudaStream stream) {
     return cudaMemsetAsync(a.out, 0, bytes, stream) == cudaSuccess ? Status::kOk
                                                                    : Status::kDeviceError;
   }
-  const bool decode = p.tile_rows == 16;
-  if (a.k_quant.bits) {
-    return decode ? start_for_dim<true, true>(p, stream) : start_for_dim<false, true>(p, stream);
-  }
-  return decode ? start_for_dim<true, false>(p, stream) : start_for_dim<false, false>(p, stream);
+  const auto run = [&](auto shape) { return start<decltype(shape)>(p, stream); };
+  if (!p.small) return with_shape(a, p.tile_rows == 16, Status::kNoKernel, run);
+  return a.k_quant.bits ? with_small<true>(a, Status::kNoKernel, run)
+                        : with_small<false>(a, Status::kNoKernel, run);
 }
 
 }  // namespace exl3

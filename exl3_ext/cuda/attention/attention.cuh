@@ -1,59 +1,76 @@
 // The kernel of paged attention, for head dims up to D.
 #pragma once
+#include <type_traits>
+
 #include "cuda/attention/merge.cuh"
 #include "cuda/attention/quant_tiles.cuh"
 
 namespace exl3::cuda {
 
-constexpr int kAttentionWarps = 4;
-constexpr int kAttentionThreads = kAttentionWarps * kWarp;
 constexpr float kLog2E = 1.4426950408889634f;
 
-// Decode: 16 rows, each warp takes its own 16 keys of a tile of 64. Else 64 rows, 16 a warp.
-// A quantised cache has one stage: its words are what is copied ahead.
-template <int D, bool kDecode, bool kQuant>
+constexpr int kSmallKeys = 32;  // of a tile, where shared memory is short
+
+// Decode: 16 rows, each warp takes its own 16 keys of a tile. Else 64 rows, 16 a warp. A quantised
+// cache has one stage: its words are what is copied ahead. With kSmallKeys there is one of both.
+template <int kDim, bool kFewRows, bool kQuantised, int kTileSize = kTileKeys>
 struct AttentionShape {
+  static constexpr int D = kDim, kKeys = kTileSize;
+  static constexpr bool kDecode = kFewRows, kQuant = kQuantised;
+  static constexpr bool kSmall = kKeys == kSmallKeys;
   static constexpr int kRows = kDecode ? 16 : 64;
-  static constexpr int kWarpKeys = kDecode ? kTileKeys / kAttentionWarps : kTileKeys;
-  static constexpr int kBlocks = kQuant && kDecode && D <= 128 ? 4 : 0;  // on a processor; 0: any
+  static constexpr int kWarps = kDecode ? kKeys / 16 : kRows / 16;
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kWarpKeys = kDecode ? 16 : kKeys;
+  static constexpr int kBlocks = kQuant && kDecode && D <= 128 && !kSmall ? 4 : 0;  // 0: any
   static constexpr int kStride = D + 8;  // halves; rows of a matrix fall into different banks
-  static constexpr int kStages = D <= 128 && !kQuant ? 2 : 1;
-  static constexpr int kTile = kTileKeys * kStride;  // halves of K or V of one stage
-  static constexpr int kParts = kDecode ? kAttentionWarps : 1;
+  static constexpr int kStages = D <= 128 && !kQuant && !kSmall ? 2 : 1;
+  static constexpr int kWordStages = kSmall ? 1 : 2;
+  static constexpr int kTile = kKeys * kStride;  // halves of K or V of one stage
+  static constexpr int kParts = kDecode ? kWarps : 1;
   static constexpr int kTilesBytes = kStages * 2 * kTile * 2;
   static constexpr int kPartsBytes = kParts * kRows * (D + 2) * 4;  // in place of the tiles
   static constexpr int kWeightsBytes = kMostChunks * kRows * 4;     // too
   static constexpr int kMore = kPartsBytes > kWeightsBytes ? kPartsBytes : kWeightsBytes;
   static constexpr int kLargest = kTilesBytes > kMore ? kTilesBytes : kMore;
   static constexpr int kBytes = kRows * kStride * 2 + kLargest;  // and the words of quantised tiles
-  static constexpr int kMostBytes = kBytes + (kQuant ? 2 * 2 * kTileKeys * D : 0);
+  static constexpr int kMostBytes = kBytes + (kQuant ? kWordStages * 2 * kKeys * D : 0);
+
+  // Turing has 64 KB; the kernel itself takes a few.
+  static_assert(!kSmall || kMostBytes < 63 * 1024);
+
+  // Of shared memory, for this problem.
+  static int bytes(const Attention<void>& a) {
+    return kBytes + (kQuant ? kWordStages * quant_tile_bytes(a, kKeys) : 0);
+  }
 };
 
 // Rows of q as float16 in shared memory, zero outside rows and head dim.
-template <int D, int kRows, int kStride, class T>
+template <class Shape, class T>
 static __device__ __forceinline__ void load_queries(__half* to, const Attention<void>& a,
                                                     const Tile& t, int kv_head) {
   const T* q = static_cast<const T*>(a.q);
   const bool wide = wide_rows(q, a.q_stride) && a.head_dim % kVector == 0;
-  for (int i = threadIdx.x; i < kRows * (D / kVector); i += kAttentionThreads) {
-    const int r = i / (D / kVector), column = i % (D / kVector) * kVector;
+  constexpr int kVectors = Shape::D / kVector;
+  for (int i = threadIdx.x; i < Shape::kRows * kVectors; i += Shape::kThreads) {
+    const int r = i / kVectors, column = i % kVectors * kVector;
     float v[kVector] = {};
     if (r < t.rows) {
       load_part(q + row_offset(a, t, kv_head, r, a.q_stride, a.head_dim), column, a.head_dim, wide,
                 v);
     }
-    store8(to + r * kStride + column, v);
+    store8(to + r * Shape::kStride + column, v);
   }
 }
 
 // The same, rotated for a quantised cache: a warp takes four blocks of its rows at a time.
-template <int D, int kRows, int kStride, class T>
+template <class Shape, class T>
 static __device__ __forceinline__ void load_turned_queries(__half* to, const Attention<void>& a,
                                                            const Tile& t, int kv_head) {
-  constexpr int kBlocks = D / kQuantBlock, kAtOnce = 4;
+  constexpr int kBlocks = Shape::D / kQuantBlock, kAtOnce = 4;
   const T* q = static_cast<const T*>(a.q);
   const int lane = threadIdx.x % kWarp, blocks = quant_blocks(a.head_dim);
-  for (int i = threadIdx.x / kWarp; i < kRows / kAtOnce * kBlocks; i += kAttentionWarps) {
+  for (int i = threadIdx.x / kWarp; i < Shape::kRows / kAtOnce * kBlocks; i += Shape::kWarps) {
     const int first = i / kBlocks, block = i % kBlocks, column = block * kQuantBlock + lane;
     float v[kAtOnce];
 #pragma unroll
@@ -69,24 +86,27 @@ static __device__ __forceinline__ void load_turned_queries(__half* to, const Att
     for (int j = 0; j < kAtOnce; ++j) {
       const int r = first * kAtOnce + j;
       if (r < t.rows) v[j] = rotate_lanes(v[j], size);
-      to[r * kStride + block * kQuantBlock + decoded_place(lane, block)] = __float2half_rn(v[j]);
+      to[r * Shape::kStride + block * kQuantBlock + decoded_place(lane, block)] =
+          __float2half_rn(v[j]);
     }
   }
 }
 
 // Starts the copy of one tile of K or V; keys outside [begin, end) become zero and are not read.
-template <int D, int kStride>
+template <class Shape>
 static __device__ __forceinline__ void load_keys(__half* to, const half_bits* cache, int64_t page,
                                                  int kv_heads, int kv_head, int dim, int key0,
                                                  int begin, int end) {
   const int64_t stride = static_cast<int64_t>(kv_heads) * dim;
   const half_bits* from =
       cache + (page * kPageSize + key0 % kPageSize) * stride + static_cast<int64_t>(kv_head) * dim;
+  constexpr int kVectors = Shape::D / kVector;
 #pragma unroll
-  for (int i = threadIdx.x; i < kTileKeys * (D / kVector); i += kAttentionThreads) {
-    const int key = i / (D / kVector), column = i % (D / kVector) * kVector;
+  for (int i = threadIdx.x; i < Shape::kKeys * kVectors; i += Shape::kThreads) {
+    const int key = i / kVectors, column = i % kVectors * kVector;
     const bool valid = column < dim && key0 + key >= begin && key0 + key < end;
-    copy16(to + key * kStride + column, valid ? from + key * stride + column : cache, valid);
+    copy_async<16>(to + key * Shape::kStride + column, valid ? from + key * stride + column : cache,
+                   valid);
   }
 }
 
@@ -103,7 +123,7 @@ struct KeySource {
 };
 
 // Tiles of a float16 cache: copied, two ahead where there is room.
-template <int D, class Shape>
+template <class Shape>
 struct PlainTiles {
   const KeySource& keys;
   __half* room;
@@ -113,41 +133,42 @@ struct PlainTiles {
     const Attention<void>& a = keys.a;
     const int64_t page = keys.pages[key0 / kPageSize];
     __half* to = place(key0);
-    load_keys<D, Shape::kStride>(to, a.k_cache, page, a.kv_heads, keys.kv_head, a.head_dim, key0,
-                                 keys.first, keys.end);
-    load_keys<D, Shape::kStride>(to + Shape::kTile, a.v_cache, page, a.kv_heads, keys.kv_head,
-                                 a.v_head_dim, key0, keys.first, keys.end);
+    load_keys<Shape>(to, a.k_cache, page, a.kv_heads, keys.kv_head, a.head_dim, key0, keys.first,
+                     keys.end);
+    load_keys<Shape>(to + Shape::kTile, a.v_cache, page, a.kv_heads, keys.kv_head, a.v_head_dim,
+                     key0, keys.first, keys.end);
   }
   __device__ __forceinline__ __half* place(int key0) const {
-    return room + (key0 - keys.begin) / kTileKeys % Shape::kStages * 2 * Shape::kTile;
+    return room + (key0 - keys.begin) / Shape::kKeys % Shape::kStages * 2 * Shape::kTile;
   }
 
   __device__ __forceinline__ void start() {
     if (keys.begin < keys.end) load(keys.begin);
-    copies_commit();
+    copy_commit();
   }
   // The tile, for all threads.
   __device__ __forceinline__ const __half* take(int key0) {
-    if (Shape::kStages == 2 && key0 + kTileKeys < keys.end) load(key0 + kTileKeys);
-    copies_commit();
-    copies_wait<Shape::kStages - 1>();
+    if (Shape::kStages == 2 && key0 + Shape::kKeys < keys.end) load(key0 + Shape::kKeys);
+    copy_commit();
+    copy_wait<Shape::kStages - 1>();
     __syncthreads();
     return place(key0);
   }
   // After its use.
   __device__ __forceinline__ void leave(int key0) {
     __syncthreads();
-    if (Shape::kStages == 1 && key0 + kTileKeys < keys.end) load(key0 + kTileKeys);
+    if (Shape::kStages == 1 && key0 + Shape::kKeys < keys.end) load(key0 + Shape::kKeys);
   }
 };
 
 // Tiles of a quantised cache: words are copied one tile ahead and decoded when it is their turn.
-template <int D, class Shape>
+// With room for the words of one tile, the next ones are copied after that.
+template <class Shape>
 struct DecodedTiles {
-  using Part = QuantTile<D, kAttentionThreads>;
+  using Part = QuantTile<Shape::D, Shape::kThreads, Shape::kKeys>;
   const KeySource& keys;
   __half* room;
-  uint32_t* words;  // two tiles of K and V
+  uint32_t* words;  // kWordStages tiles of K and V
   Part k, v;
   int k_words, v_words;
 
@@ -157,18 +178,18 @@ struct DecodedTiles {
     words = reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(tiles) + Shape::kLargest);
     k.start(a.k_quant, a.head_dim);
     v.start(a.v_quant, a.v_head_dim);
-    k_words = tile_words(a.k_quant, a.head_dim);
-    v_words = tile_words(a.v_quant, a.v_head_dim);
+    k_words = tile_words(a.k_quant, a.head_dim, Shape::kKeys);
+    v_words = tile_words(a.v_quant, a.v_head_dim, Shape::kKeys);
   }
 
   __device__ __forceinline__ uint32_t* place(int key0) const {
-    return words + (key0 - keys.begin) / kTileKeys % 2 * (k_words + v_words);
+    return words + (key0 - keys.begin) / Shape::kKeys % Shape::kWordStages * (k_words + v_words);
   }
   __device__ __forceinline__ void load(int key0) {
     if (!keys.known(key0)) return;
     const int64_t page = keys.pages[key0 / kPageSize];
     const int64_t row = (page * kPageSize + key0 % kPageSize) * keys.a.kv_heads + keys.kv_head;
-    const int left = keys.end - key0 < kTileKeys ? keys.end - key0 : kTileKeys;
+    const int left = keys.end - key0 < Shape::kKeys ? keys.end - key0 : Shape::kKeys;
     const TileKeys own{row, keys.a.kv_heads, keys.first - key0, left};
     k.copy(place(key0), own);
     v.copy(place(key0) + k_words, own);
@@ -176,7 +197,11 @@ struct DecodedTiles {
 
   __device__ __forceinline__ void start() {
     if (keys.begin < keys.end) load(keys.begin);
-    copies_commit();
+    copy_commit();
+  }
+  __device__ __forceinline__ void load_next(int key0) {
+    if (key0 + Shape::kKeys < keys.end) load(key0 + Shape::kKeys);
+    copy_commit();
   }
   __device__ __forceinline__ const __half* take(int key0) {
     __half k_scales[Part::kRecords], v_scales[Part::kRecords];
@@ -185,33 +210,27 @@ struct DecodedTiles {
       k_scales[r] = k.scales[r];
       v_scales[r] = v.scales[r];
     }
-    copies_wait<0>();
+    copy_wait<0>();
     __syncthreads();  // also: the tile before is used up
-    if (key0 + kTileKeys < keys.end) load(key0 + kTileKeys);
-    copies_commit();
+    if (!Shape::kSmall) load_next(key0);
     if (keys.known(key0)) {
       k.template decode<Shape::kStride>(place(key0), room, k_scales);
       v.template decode<Shape::kStride>(place(key0) + k_words, room + Shape::kTile, v_scales);
     }
     __syncthreads();
+    if (Shape::kSmall) load_next(key0);
     return room;
   }
   __device__ __forceinline__ void leave(int key0) {}
 };
 
-template <int D, class Shape, bool kQuant>
-struct TilesOf {
-  using type = PlainTiles<D, Shape>;
-};
-template <int D, class Shape>
-struct TilesOf<D, Shape, true> {
-  using type = DecodedTiles<D, Shape>;
-};
+template <class Shape>
+using TilesOf = std::conditional_t<Shape::kQuant, DecodedTiles<Shape>, PlainTiles<Shape>>;
 
 // Running softmax of the 16 rows of a warp; a lane holds rows lane / 4 and lane / 4 + 8.
-template <int D, bool kDecode, bool kQuant>
+template <class Shape>
 struct WarpState {
-  using Shape = AttentionShape<D, kDecode, kQuant>;
+  static constexpr int D = Shape::D;
   static constexpr int kTilesN = Shape::kWarpKeys / 8;
   float out[D / 8][4];
   float top[2], sum[2];
@@ -340,11 +359,11 @@ struct WarpState {
   }
 };
 
-template <int D, bool kDecode, bool kQuant>
-__global__ void __launch_bounds__(kAttentionThreads, AttentionShape<D, kDecode, kQuant>::kBlocks)
+template <class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     attention_kernel(AttentionCudaParams p) {
-#if __CUDA_ARCH__ >= 800
-  using Shape = AttentionShape<D, kDecode, kQuant>;
+  constexpr int D = Shape::D;
+  constexpr bool kDecode = Shape::kDecode, kQuant = Shape::kQuant;
   extern __shared__ __align__(16) __half room[];
   __half* q = room;
   __half* tiles = room + Shape::kRows * Shape::kStride;
@@ -362,14 +381,14 @@ __global__ void __launch_bounds__(kAttentionThreads, AttentionShape<D, kDecode, 
   const int end = t.end < begin + t.chunk ? t.end : begin + t.chunk;
   const int32_t* pages = a.page_table + static_cast<int64_t>(t.sequence) * a.max_pages;
   const KeySource keys{a, pages, kv_head, begin, t.begin, end};
-  typename TilesOf<D, Shape, kQuant>::type source{keys, tiles};
+  TilesOf<Shape> source{keys, tiles};
   source.start();
   const auto queries = [&](auto zero) {
     using T = decltype(zero);
     if constexpr (kQuant)
-      load_turned_queries<D, Shape::kRows, Shape::kStride, T>(q, a, t, kv_head);
+      load_turned_queries<Shape, T>(q, a, t, kv_head);
     else
-      load_queries<D, Shape::kRows, Shape::kStride, T>(q, a, t, kv_head);
+      load_queries<Shape, T>(q, a, t, kv_head);
   };
   if (p.dtype == DType::kFloat16)
     queries(__half());
@@ -377,19 +396,19 @@ __global__ void __launch_bounds__(kAttentionThreads, AttentionShape<D, kDecode, 
     queries(0.0f);
   const int warp = threadIdx.x / kWarp;
   const int warp_row = kDecode ? 0 : warp * 16, warp_key = kDecode ? warp * Shape::kWarpKeys : 0;
-  WarpState<D, kDecode, kQuant> state;
+  WarpState<Shape> state;
   state.start(a, t, warp_row, end);
-  for (int key0 = begin; key0 < end; key0 += kTileKeys) {
+  for (int key0 = begin; key0 < end; key0 += Shape::kKeys) {
     const __half* k = source.take(key0) + warp_key * Shape::kStride;
     if (keys.known(key0)) {
-      float s[WarpState<D, kDecode, kQuant>::kTilesN][4];
+      float s[WarpState<Shape>::kTilesN][4];
       state.scores(s, q + warp_row * Shape::kStride, k, a, key0 + warp_key);
       state.weigh(s);
       state.add_values(s, k + Shape::kTile);
     }
     source.leave(key0);
   }
-  copies_wait<0>();
+  copy_wait<0>();
   __syncthreads();
   float* values = reinterpret_cast<float*>(tiles);
   float* maxima = values + Shape::kParts * Shape::kRows * D;
@@ -402,7 +421,6 @@ __global__ void __launch_bounds__(kAttentionThreads, AttentionShape<D, kDecode, 
                      {values, maxima, sums, Shape::kParts, Shape::kRows, D});
   if (!first || !is_last_chunk(p.counters + index * a.kv_heads + kv_head, t.chunks)) return;
   merge_chunks<kQuant>(p, t, kv_head, first, values);
-#endif
 }
 
 }  // namespace exl3::cuda

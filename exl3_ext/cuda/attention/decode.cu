@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "cuda/attention/decode.cuh"
+#include "cuda/common/device.h"
 
 namespace exl3 {
 namespace {
@@ -55,10 +56,8 @@ struct Instance {
 
   // Clusters of each size that run at once on a device, and bytes of a thread block; false: none.
   static bool find_room(int device, int (&room)[kClusterSizes], int& limit) {
-    int major = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (major < 9) return false;
+    limit = shared_memory().block;
+    if (capability() < 90) return false;
     const auto size = cudaFuncAttributeMaxDynamicSharedMemorySize;
     const auto large = cudaFuncAttributeNonPortableClusterSizeAllowed;
     if (cudaFuncSetAttribute(kKernel, size, limit) != cudaSuccess ||

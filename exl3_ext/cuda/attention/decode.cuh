@@ -58,7 +58,7 @@ static __device__ __forceinline__ void run_part(DecodeState<D, kTiles>& state, D
   while (is_new || step < last) {
     const __half* k = is_new ? fresh : keys.place(step);
     const int key0 = is_new ? span.before : keys.key(step), end = is_new ? span.length : keys.end;
-    if (!is_new) copies_wait<kDecodeStages - 1>();
+    if (!is_new) copy_wait<kDecodeStages - 1>();
     __syncwarp();
     if (is_new || keys.known(step)) {
       float s[kTiles][4];

@@ -94,7 +94,7 @@ struct DecodeKeys {
     if (from <= 0 && past >= kStepKeys) {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        copy16(to + (own ^ swap<kIsK>(i)) + i * kRowsOfCopy * D, source, exists);
+        copy_async<16>(to + (own ^ swap<kIsK>(i)) + i * kRowsOfCopy * D, source, exists);
         source += stride;
       }
       return;
@@ -103,7 +103,8 @@ struct DecodeKeys {
     for (int i = 0; i < kCopies; ++i) {
       const int at = key + i * kRowsOfCopy;
       const bool valid = exists && at >= from && at < past;
-      copy16(to + (own ^ swap<kIsK>(i)) + i * kRowsOfCopy * D, valid ? source : cache, valid);
+      copy_async<16>(to + (own ^ swap<kIsK>(i)) + i * kRowsOfCopy * D, valid ? source : cache,
+                     valid);
       source += stride;
     }
   }
@@ -124,7 +125,7 @@ struct DecodeKeys {
         copy<false>(p.v_cache, slot, p.v_head_dim, low - key0, end - key0, place(step) + kHalves);
       }
     }
-    copies_commit();
+    copy_commit();
   }
 
   // Begins `count` parts from `part` on: their keys are one stream.

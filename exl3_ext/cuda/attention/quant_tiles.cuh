@@ -8,36 +8,29 @@
 namespace exl3::cuda {
 
 // Words of a tile of K or V.
-static __host__ __device__ __forceinline__ int tile_words(const QuantRows& rows, int dim) {
-  return kTileKeys * quant_blocks(dim) * rows.bits;
+static __host__ __device__ __forceinline__ int tile_words(const QuantRows& rows, int dim,
+                                                          int keys) {
+  return keys * quant_blocks(dim) * rows.bits;
 }
 
-// Bytes of shared memory for the words of two tiles of K and V.
-static inline int quant_tile_bytes(const Attention<void>& a) {
-  return 2 * 4 * (tile_words(a.k_quant, a.head_dim) + tile_words(a.v_quant, a.v_head_dim));
-}
-
-// Starts the copy of kWords words; zeros if not `valid` (nothing is read then).
-template <int kWords>
-static __device__ __forceinline__ void copy_words(uint32_t* to, const uint32_t* from, bool valid) {
-  const int size = valid ? 4 * kWords : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(shared_address(to)),
-               "l"(from), "n"(4 * kWords), "r"(size));
+// Bytes of shared memory for the words of a tile of K and one of V.
+static inline int quant_tile_bytes(const Attention<void>& a, int keys) {
+  return 4 * (tile_words(a.k_quant, a.head_dim, keys) + tile_words(a.v_quant, a.v_head_dim, keys));
 }
 
 // Keys of one tile that are read: all in one page, from `row` on, `step` rows apart.
 struct TileKeys {
   int64_t row;
-  int step, first, end;  // keys [first, end) of the 64
+  int step, first, end;  // keys [first, end) of the tile
 
   __device__ __forceinline__ bool has(int key) const { return key >= first && key < end; }
 };
 
-// K or V of up to D dims. kThreads: of the block.
-template <int D, int kThreads>
+// K or V of up to D dims, kKeys keys a tile. kThreads: of the block.
+template <int D, int kThreads, int kKeys>
 struct QuantTile {
   static constexpr int kBlocks = D / kQuantBlock;
-  static constexpr int kRecords = (kTileKeys * kBlocks + kThreads - 1) / kThreads;
+  static constexpr int kRecords = (kKeys * kBlocks + kThreads - 1) / kThreads;
   QuantRows from;
   int blocks;
   __half scales[kRecords];  // of the tile copied last
@@ -50,12 +43,12 @@ struct QuantTile {
   template <int kWords>
   __device__ __forceinline__ void copy_by(uint32_t* to, const TileKeys& keys) const {
     const int width = blocks * from.bits, each = width / kWords;
-    for (int i = threadIdx.x; i < kTileKeys * each; i += kThreads) {
+    for (int i = threadIdx.x; i < kKeys * each; i += kThreads) {
       const int key = i / each;
       const bool valid = keys.has(key);
       const int64_t row = valid ? keys.row + static_cast<int64_t>(key) * keys.step : keys.row;
-      copy_words<kWords>(to + i * kWords, from.words + row * width + (i - key * each) * kWords,
-                         valid);
+      copy_async<4 * kWords>(to + i * kWords, from.words + row * width + (i - key * each) * kWords,
+                             valid);
     }
   }
 
@@ -84,7 +77,7 @@ struct QuantTile {
 #pragma unroll 1
     for (int r = 0; r < kRecords; ++r) {
       const int i = threadIdx.x + r * kThreads, key = i / kBlocks, block = i % kBlocks;
-      if (kTileKeys * kBlocks % kThreads != 0 && key >= kTileKeys) break;
+      if (kKeys * kBlocks % kThreads != 0 && key >= kKeys) break;
       __half scale = own[0];
 #pragma unroll
       for (int j = 1; j < kRecords; ++j) scale = r == j ? own[j] : scale;

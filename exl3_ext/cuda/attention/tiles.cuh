@@ -1,23 +1,10 @@
-// Fragments of mma.m16n8k16 and asynchronous copies, for sm_80 on.
+// Fragments of products of 16x16 by 16x8 float16.
 #pragma once
-#include "cuda/common/cluster.cuh"
+#include "cuda/common/copy.cuh"
+#include "cuda/common/mma.cuh"
 #include "cuda/common/vector.cuh"
 
 namespace exl3::cuda {
-
-// 16 bytes to shared memory; zeros if not `valid` (nothing is read then).
-static __device__ __forceinline__ void copy16(void* to, const void* from, bool valid) {
-  const int size = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
-               "l"(from), "r"(size));
-}
-
-static __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;\n"); }
-
-template <int kPending>
-static __device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending));
-}
 
 // Four 8x8 matrices of float16; lane l gives the address of row l % 8 of matrix l / 8.
 static __device__ __forceinline__ void load_matrices(unsigned (&r)[4], const __half* row) {
@@ -35,11 +22,7 @@ static __device__ __forceinline__ void load_matrices_transposed(unsigned (&r)[4]
 
 static __device__ __forceinline__ void multiply_16x8x16(float (&c)[4], const unsigned (&a)[4],
                                                         unsigned b0, unsigned b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  mma_f16(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
 static __device__ __forceinline__ unsigned pack_halves(float low, float high) {

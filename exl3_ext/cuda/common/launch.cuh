@@ -2,25 +2,11 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include "cuda/common/device.h"
 #include "exl3/status.h"
 #include "exl3/types.h"
 
 namespace exl3::cuda {
-
-// Compute capability of the current device: 90 for 9.0.
-inline int capability() {
-  constexpr int kDevices = 32;
-  static int known[kDevices] = {};
-  int index = 0;
-  if (cudaGetDevice(&index) != cudaSuccess || index >= kDevices) index = 0;
-  if (known[index] == 0) {
-    int major = 0, minor = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index);
-    known[index] = 10 * major + minor;
-  }
-  return known[index];
-}
 
 struct LaunchShape {
   dim3 grid;

@@ -48,9 +48,9 @@ DirectDevice direct_device() {
   DirectDevice& d = known[index];
   if (d.shared_bytes == 0) {
     DirectDevice found{};
-    cudaDeviceGetAttribute(&found.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
-    cudaDeviceGetAttribute(&found.shared_bytes_all, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
-                           index);
+    const SharedMemory has = shared_memory();
+    found.shared_bytes = has.block;
+    found.shared_bytes_all = has.processor;
     found.warpgroups = capability() / 10 == 9;
     for (int c = 1; found.warpgroups && c <= kDirectCluster; ++c) {
       for (int wide = 0; wide < 2; ++wide) {

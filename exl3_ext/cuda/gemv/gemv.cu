@@ -1,6 +1,7 @@
 // Launches of the small-batch product: instances by bit rate, kind of product and fragments.
 #include <algorithm>
 
+#include "cuda/common/device.h"
 #include "cuda/gemv/gemv.cuh"
 #include "cuda/gemv/gemv_input.cuh"
 
@@ -130,13 +131,10 @@ GemvDevice gemv_device() {
   GemvDevice& d = known[index];
   if (d.multiprocessors == 0) {
     GemvDevice found{};
-    int major = 0;
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index);
-    cudaDeviceGetAttribute(&found.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
-    cudaDeviceGetAttribute(&found.shared_bytes_all, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
-                           index);
-    found.shared_bytes -= static_cast<int>(sizeof(GemvScales) + sizeof(GemvOutputs));
-    found.clusters = major >= 9;
+    const SharedMemory has = shared_memory();
+    found.shared_bytes = has.block - static_cast<int>(sizeof(GemvScales) + sizeof(GemvOutputs));
+    found.shared_bytes_all = has.processor;
+    found.clusters = capability() >= 90;
     cudaDeviceGetAttribute(&found.multiprocessors, cudaDevAttrMultiProcessorCount, index);
     d = found;
   }

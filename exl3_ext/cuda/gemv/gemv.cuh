@@ -15,7 +15,7 @@
 // The next launch may start at once (programmatic launch): it loads weights and scales while this
 // one ends, and reads or writes nothing else before this one is complete.
 #pragma once
-#include "cuda/gemv/cluster.cuh"
+#include "cuda/common/copy.cuh"
 #include "cuda/gemv/product.cuh"
 
 namespace exl3::cuda {
@@ -145,9 +145,8 @@ struct FusedInput {
         for (int i = 0; i < 4; ++i) more[i] = k == 0 ? v[0][i] : v[1][i];
       }
       const float magnitude = __uint_as_float(scales.most[half][0]);
-      const int sum = __reduce_add_sync(
-          0xFFFFFFFFu, Input::store(activations + job * kStepsOfBlock * Input::kStepWords, 0, more,
-                                    inverse_of(magnitude, Input::kMost)));
+      const int sum = warp_sum(Input::store(activations + job * kStepsOfBlock * Input::kStepWords,
+                                            0, more, inverse_of(magnitude, Input::kMost)));
       if ((threadIdx.x & (kWarp - 1)) == 0) {
         scales.scale[half][0] = scale_of(magnitude, Input::kMost);
         if (Input::kInteger) atomicAdd(&scales.sum[half][0], sum);

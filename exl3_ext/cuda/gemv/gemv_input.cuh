@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kInputWarps* kWarp)
     input_transform(p, input_raw(p, row, block), factor, more, &here, &largest);
     sum += Input::store(to + block * block_words, row, more, inverse);
   }
-  sum = __reduce_add_sync(0xFFFFFFFFu, sum);
+  sum = warp_sum(sum);
   if (lane == 0) sums[warp] = sum;
   __syncthreads();
   if (threadIdx.x != 0) return;

@@ -6,6 +6,7 @@
 //   mul1   1: column t/4 (row t/8, low or high), inputs 2q, 2q+1, 2q+8, 2q+9
 //   other  2: row t/4, inputs 2q, 2q+1 | 2q+8, 2q+9
 #pragma once
+#include "cuda/common/reduce.cuh"
 #include "cuda/common/rows.cuh"
 #include "cuda/gemv/shape.h"
 #include "exl3/codebook.h"
@@ -124,7 +125,7 @@ static __device__ __forceinline__ void input_transform(const GemvParams& p, cons
   uint32_t m = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) m = max(m, __float_as_uint(fabsf(v[i])));
-  *most = __reduce_max_sync(0xFFFFFFFFu, m);
+  *most = warp_max(m);
 }
 
 // The factor that brings a row to its integers or halves. Rows below 1e-30 count as zeros; infinity

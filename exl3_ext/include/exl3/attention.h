@@ -40,6 +40,7 @@ struct AttentionCudaParams {
   DType dtype;      // of q and out: float32 or float16
   int tile_rows;    // rows of a tile: 16 (decode) or 64; a row is one query of one q head
   int64_t tiles;    // enough for every sequence: rows * group / tile_rows + sequences
+  bool small;       // tiles of 32 keys, for devices with little shared memory
   int max_chunks;   // parts that the keys of a tile may be split into
   float* partials;  // [tiles, kv_heads, max_chunks, tile_rows * (v_head_dim + 2)]; null for 1 chunk
   unsigned* counters;  // [tiles * kv_heads], zero on entry and on exit; null for 1 chunk
