@@ -3,6 +3,7 @@
 namespace exl3::cuda {
 
 template Status launch_search<2>(const EncodeParams&, const SearchShape&, CudaStream);
-template int64_t search_block_bytes<2>(int);
+template int search_shared_bytes<2>(int);
+template int64_t search_block_bytes<2>(const SearchShape&);
 
 }  // namespace exl3::cuda

@@ -3,6 +3,7 @@
 namespace exl3::cuda {
 
 template Status launch_search<6>(const EncodeParams&, const SearchShape&, CudaStream);
-template int64_t search_block_bytes<6>(int);
+template int search_shared_bytes<6>(int);
+template int64_t search_block_bytes<6>(const SearchShape&);
 
 }  // namespace exl3::cuda

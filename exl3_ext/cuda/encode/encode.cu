@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/common/device.h"
 #include "cuda/encode/launch.h"
 #include "cuda/encode/plan.cuh"
 
@@ -24,27 +25,34 @@ __global__ void check_kernel(const float* x, int64_t n, SearchHeader* header) {
     if (!isfinite(x[i])) atomicMin(&header->bad, static_cast<unsigned long long>(i));
 }
 
-// The fewest tiles side by side that still take all of them at once.
-SearchShape shape_of(int64_t n_tiles, int bits, int multiprocessors) {
-  int tiles = 1;
-  while (tiles < most_tiles(bits) && n_tiles > int64_t{tiles} * multiprocessors) tiles *= 2;
-  return {tiles, static_cast<int>(std::min<int64_t>(n_tiles, multiprocessors))};
-}
+struct Search {
+  Status (*launch)(const EncodeParams&, const SearchShape&, CudaStream);
+  int (*shared_bytes)(int);
+  int64_t (*block_bytes)(const SearchShape&);
+};
+template <int K>
+constexpr Search kSearchOf = {launch_search<K>, search_shared_bytes<K>, search_block_bytes<K>};
+constexpr Search kSearch[] = {kSearchOf<1>, kSearchOf<2>, kSearchOf<3>, kSearchOf<4>,
+                              kSearchOf<5>, kSearchOf<6>, kSearchOf<7>, kSearchOf<8>};
 
-using Launch = Status (*)(const EncodeParams&, const SearchShape&, CudaStream);
-using Bytes = int64_t (*)(int);
-constexpr Launch kLaunch[] = {launch_search<1>, launch_search<2>, launch_search<3>,
-                              launch_search<4>, launch_search<5>, launch_search<6>,
-                              launch_search<7>, launch_search<8>};
-constexpr Bytes kBytes[] = {search_block_bytes<1>, search_block_bytes<2>, search_block_bytes<3>,
-                            search_block_bytes<4>, search_block_bytes<5>, search_block_bytes<6>,
-                            search_block_bytes<7>, search_block_bytes<8>};
+// The fewest tiles side by side that still take all of them at once and fit the device.
+SearchShape shape_of(int64_t n_tiles, int bits, int multiprocessors) {
+  const Search& search = kSearch[bits - 1];
+  const int room = shared_memory().block;
+  int tiles = 1;
+  while (tiles < most_tiles(bits) && n_tiles > int64_t{tiles} * multiprocessors &&
+         search.shared_bytes(2 * tiles) <= room) {
+    tiles *= 2;
+  }
+  const int64_t blocks = std::min<int64_t>(n_tiles, multiprocessors);
+  return {tiles, static_cast<int>(blocks), search.shared_bytes(tiles) > room};
+}
 
 }  // namespace
 
 int64_t encode_cuda_workspace_bytes(int64_t n_tiles, int bits, int multiprocessors) {
   const SearchShape shape = shape_of(n_tiles, bits, multiprocessors);
-  return kHeaderBytes + shape.blocks * kBytes[bits - 1](shape.tiles);
+  return kHeaderBytes + shape.blocks * kSearch[bits - 1].block_bytes(shape);
 }
 
 Status encode_cuda(const EncodeParams& p, CudaStream stream) {
@@ -55,7 +63,7 @@ Status encode_cuda(const EncodeParams& p, CudaStream stream) {
   auto* header = reinterpret_cast<SearchHeader*>(p.workspace);
   begin_kernel<<<1, 1, 0, stream>>>(header, n, int64_t{shape.tiles} * shape.blocks);
   check_kernel<<<p.threads, 256, 0, stream>>>(p.tiles, n, header);
-  return kLaunch[p.bits - 1](p, shape, stream);
+  return kSearch[p.bits - 1].launch(p, shape, stream);
 }
 
 }  // namespace exl3

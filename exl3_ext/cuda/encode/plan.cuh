@@ -25,7 +25,7 @@ constexpr int kOwnStates = kStates / kSearchThreads;
 constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 constexpr int at_least(int a, int b) { return a > b ? a : b; }
 
-// Tiles side by side that fit the shared memory of compute capability 9.0.
+// Tiles side by side that fit the shared memory of compute capability 9.0, the largest.
 constexpr int most_tiles(int bits) { return bits <= 2 ? 1 : bits == 3 ? 2 : 4; }
 
 template <int T>
@@ -47,7 +47,8 @@ struct Plan {
   static constexpr int kMine = kPasses * kPassNodes;  // nodes of a thread
   // The thread's part of the table in words, and where it is kept.
   static constexpr int kTable = kCoarse ? kOwnStates : kOwnStates / 2;
-  static constexpr int kInRegisters = kCoarse ? 80 : 48, kInShared = kTable - kInRegisters;
+  static constexpr int kInRegisters = kCoarse ? 80 : K == 3 && T == 1 ? 52 : 48;
+  static constexpr int kInShared = kTable - kInRegisters;
   // A gap every 2^kGap nodes keeps the writes of a warp in different banks.
   static constexpr int kGap = at_least(K, log2_of(32 / T));
   static constexpr int kPlaces = kNodes + (kNodes >> kGap);

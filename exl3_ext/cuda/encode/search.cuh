@@ -2,8 +2,9 @@
 //
 // Work split: plan.cuh. Memory: a quarter of the register file holds the table (at 1 and 2 bits
 // together with 96 KiB of shared memory), shared memory two buffers of node costs; choices (costs
-// from 5 bits on) of the last 512 steps go to global memory. One barrier a step. Bound by the
-// arithmetic pipes. A tile that closes is replaced by the next one, so results do not depend on
+// from 5 bits on) of the last 512 steps go to global memory. On a device without that much shared
+// memory, what belongs there is in the workspace: some times slower. One barrier a step. Bound by
+// the arithmetic pipes. A tile that closes is replaced by the next one, so results do not depend on
 // which tiles share a block.
 #pragma once
 #include "cuda/encode/coarse.cuh"
@@ -137,13 +138,22 @@ static __device__ __forceinline__ void place_table(const EncodeParams& p,
     s.table[(i - P::kInRegisters) / 4][tid] = {word(i), word(i + 1), word(i + 2), word(i + 3)};
 }
 
+// Of the workspace of a block that keeps its shared memory there.
 template <int K, int T>
+constexpr int64_t kInGlobalBytes = (sizeof(Shared<K, T>) + 255) / 256 * 256;
+
+// Rates at which some device has too little of it: compute capability 7.5 has 64 KB.
+template <int K>
+constexpr bool kMayBeGlobal = sizeof(Shared<K, 1>) > 64 * 1024;
+
+template <int K, int T, bool kInGlobal>
 __global__ void __launch_bounds__(kSearchThreads, 1)
     search_kernel(EncodeParams p, SearchHeader* header, unsigned char* blocks) {
   using P = Plan<K, T>;
   extern __shared__ __align__(16) unsigned char memory[];
-  Shared<K, T>& s = *reinterpret_cast<Shared<K, T>*>(memory);
-  unsigned char* ring = blocks + blockIdx.x * P::kBlockBytes;
+  constexpr int64_t kMore = kInGlobal ? kInGlobalBytes<K, T> : 0;
+  unsigned char* ring = blocks + blockIdx.x * (P::kBlockBytes + kMore);
+  Shared<K, T>& s = *reinterpret_cast<Shared<K, T>*>(kInGlobal ? ring + P::kBlockBytes : memory);
   uint32_t mine[P::kInRegisters];
   place_table<K, T>(p, mine, s);
   for (int t = 0; t < T; ++t) load_tile<K>(p, s.slot[t], int64_t{t} * gridDim.x + blockIdx.x, true);
@@ -183,11 +193,11 @@ __global__ void __launch_bounds__(kSearchThreads, 1)
   }
 }
 
-template <int K, int T>
+template <int K, int T, bool kInGlobal = false>
 Status launch_tiles(const EncodeParams& p, int blocks, CudaStream stream) {
   auto* header = reinterpret_cast<SearchHeader*>(p.workspace);
-  constexpr int kBytes = sizeof(Shared<K, T>);
-  const auto kernel = search_kernel<K, T>;
+  constexpr int kBytes = kInGlobal ? 0 : sizeof(Shared<K, T>);
+  const auto kernel = search_kernel<K, T, kInGlobal>;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) !=
       cudaSuccess) {
     cudaGetLastError();
@@ -199,6 +209,8 @@ Status launch_tiles(const EncodeParams& p, int blocks, CudaStream stream) {
 
 template <int K>
 Status launch_search(const EncodeParams& p, const SearchShape& shape, CudaStream stream) {
+  if constexpr (kMayBeGlobal<K>)
+    if (shape.in_global) return launch_tiles<K, 1, true>(p, shape.blocks, stream);
   if constexpr (most_tiles(K) >= 4)
     if (shape.tiles == 4) return launch_tiles<K, 4>(p, shape.blocks, stream);
   if constexpr (most_tiles(K) >= 2)
@@ -207,8 +219,15 @@ Status launch_search(const EncodeParams& p, const SearchShape& shape, CudaStream
 }
 
 template <int K>
-int64_t search_block_bytes(int tiles) {
-  return tiles * Plan<K, 1>::kBlockBytes;
+int search_shared_bytes(int tiles) {
+  return tiles == 1   ? sizeof(Shared<K, 1>)
+         : tiles == 2 ? sizeof(Shared < K, most_tiles(K) < 2 ? 1 : 2 >)
+                      : sizeof(Shared<K, most_tiles(K)>);
+}
+
+template <int K>
+int64_t search_block_bytes(const SearchShape& shape) {
+  return shape.tiles * Plan<K, 1>::kBlockBytes + (shape.in_global ? kInGlobalBytes<K, 1> : 0);
 }
 
 }  // namespace exl3::cuda

@@ -3,21 +3,13 @@
 // A trace is a chain of dependent loads, by one warp a tile. The rows that it may need are sent for
 // all at once, so that the loads find them in the second-level cache.
 #pragma once
+#include "cuda/common/reduce.cuh"
 #include "cuda/encode/plan.cuh"
 
 namespace exl3::cuda {
 
 constexpr int kRingMask = kEncodeRing - 1, kLapMask = kTileNumel - 1;
 constexpr unsigned kAll = 0xFFFFFFFFu;
-
-static __device__ __forceinline__ int warp_min(int v) {
-#if __CUDA_ARCH__ >= 800
-  return __reduce_min_sync(kAll, v);
-#else
-  for (int d = 16; d; d /= 2) v = min(v, __shfl_xor_sync(kAll, v, d));
-  return v;
-#endif
-}
 
 template <int K, int T>
 struct Tracer {
