@@ -13,6 +13,7 @@ from exl3.ops.codebook import Codebook
 from exl3.ops.graph import GraphTimer
 from exl3.ops.linear import LinearWeight, linear, linear_reference
 from exl3.ops.linear_route import BUILT_IN, LinearProblem, Route, clear_routes
+from exl3.ops.registry import ops
 
 pytestmark = [
     pytest.mark.cuda,
@@ -47,7 +48,8 @@ def test_every_route_is_right(
     routes = problem.routes(device.index, m)
     assert routes[0] == BUILT_IN and len(routes) == len(set(routes))
     assert (Route("decoded") in routes) == (m >= 16)
-    assert any(route.path == "small" for route in routes) == (m <= 64)
+    if ops().cuda_capability(device.index) >= 80:  # before, shared memory has no room for all
+        assert any(route.path == "small" for route in routes) == (m <= 64)
     results = []
     for route in routes:
         problem.take(device.index, (m, m), route)

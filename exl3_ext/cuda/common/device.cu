@@ -9,7 +9,8 @@ namespace exl3 {
 namespace {
 
 constexpr int kDevices = 32;
-std::atomic<int> g_cap{1 << 30};
+constexpr int kNoCap = 1 << 30;
+std::atomic<int> g_cap{kNoCap};
 
 // Compiled for what the library is compiled for.
 __global__ void probe_kernel() {}
@@ -58,6 +59,7 @@ SharedMemory shared_memory() {
   const int device = current_device();
   const SharedMemory has{attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
                          attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device)};
+  if (g_cap.load() == kNoCap) return has;
   const SharedMemory cap = shared_memory_of(g_cap.load());
   return {std::min(has.block, cap.block), std::min(has.processor, cap.processor)};
 }
