@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -41,11 +42,26 @@ def conversion_device(devices: Sequence[int | str] | None) -> torch.device:
     return torch.device("cuda", int(wanted))
 
 
-def placed(state: Tensor, device: torch.device) -> Tensor:
-    """The rows on the device if they take little of it; else on the host, from where a few at a
-    time are sent."""
+def placed(state: Tensor, device: torch.device, copies: int = 1) -> Tensor:
+    """The rows on the device if so many of them take little of it; else on the host, from where a
+    few at a time are sent."""
     if device.type == CPU or state.device == device:
         return state
     free, _ = torch.cuda.mem_get_info(device)
-    n_bytes = state.numel() * state.element_size()
+    n_bytes = copies * state.numel() * state.element_size()
     return state.to(device) if n_bytes < _STATE_SHARE * free else state
+
+
+@contextmanager
+def tensor_cores(device: torch.device) -> Iterator[None]:
+    """On CUDA products of float32 read 10 bits of mantissa, as of float16, but keep the exponent.
+
+    Several times as fast. A Hessian stays the second moments of inputs that differ from the true
+    ones by 2^-11 each, far less than its damping.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type != CPU else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

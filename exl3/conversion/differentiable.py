@@ -106,8 +106,10 @@ def _attention(attention: Attention, h: Tensor, batch: Batch, observe: Observer)
 
 
 def _repeatable(device: torch.device) -> AbstractContextManager[object]:
-    """On CUDA the one backward pass of attention that adds in the same order every time."""
-    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
+    """On CUDA the one backward pass of attention that adds in the same order every time; without
+    a backward pass all do."""
+    needed = device.type == "cuda" and torch.is_grad_enabled()
+    return sdpa_kernel(SDPBackend.MATH) if needed else nullcontext()
 
 
 def _linear(layer: Linear, x: Tensor, observe: Observer) -> Tensor:

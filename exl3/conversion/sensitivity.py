@@ -15,6 +15,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ from ..quant import HessianAccumulator
 from ..util.file import storage_errors
 from .capture import TOKENS_PER_PASS
 from .checkpoint import SENSITIVITY
+from .device import placed
 from .differentiable import check_block, product_dtype, rms_norm, run_block
 
 MAX_TOKENS = 32768
@@ -131,10 +133,11 @@ def measure_sensitivity(
     narrow = 4 * values * len(rows) * cols > MAX_STATE_BYTES
     _check_room(work, blocks, len(rows) * cols)
     run = _Pass(model, stc, rows, options, cols)
+    files = _Files(work)
     try:
         with run.loaded(embedding):
             x = embedding.forward(input_ids[rows].reshape(-1)).float()
-        x = x.unflatten(0, (len(rows), -1))
+        x = placed(x.unflatten(0, (len(rows), -1)), options.device, len(blocks) + 1)
         states = []
         for block in blocks:
             step(f"{block.key}, forwards")
@@ -144,8 +147,10 @@ def measure_sensitivity(
         x = run.loss_gradient(norm, head, x)
         for block in reversed(blocks):
             step(f"{block.key}, backwards")
-            save_tensors(sensitivity_file(work, block.key), run.backward(block, states.pop(), x))
+            files.add(block.key, run.backward(block, states.pop(), x))
+        files.wait()
     finally:
+        files.close()
         for module in model.modules:
             module.unload()
 
@@ -227,6 +232,35 @@ def _parts(model: Model) -> tuple[Embedding, list[Block], RMSNorm, Head]:
     return embedding, blocks, norm, head
 
 
+class _Files:
+    """Writes the files of blocks, in their order, while the next block is measured."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._thread = ThreadPoolExecutor(1)
+        self._last: Future[None] | None = None
+
+    def add(self, module_key: str, tensors: dict[str, Tensor]) -> None:
+        """Write a file once the one before is written; raises what that one met."""
+        self.wait()
+        self._last = self._thread.submit(
+            save_tensors, sensitivity_file(self._work, module_key), tensors
+        )
+
+    def wait(self) -> None:
+        """Until all is written.
+
+        Raises:
+            StorageError: it cannot be.
+        """
+        if self._last is not None:
+            self._last.result()
+
+    def close(self) -> None:
+        """End the thread, after the file that it writes."""
+        self._thread.shutdown()
+
+
 class _Pass:
     """The rows that are still finite, and where and how they are run."""
 
@@ -266,7 +300,8 @@ class _Pass:
 
     def drop(self, finite: Tensor) -> None:
         """Go on without the rows that are False in bool (rows,)."""
-        self.alive = [row for row in self.alive if bool(finite[row])]
+        good = finite.tolist()
+        self.alive = [row for row in self.alive if good[row]]
         if not self.alive:
             raise UnsupportedError(
                 f"sensitivity: none of {len(self.rows)} calibration rows stays finite"
@@ -276,11 +311,11 @@ class _Pass:
     def forward(self, block: Block, x: Tensor) -> Tensor:
         """float32 (rows, cols, hidden) past one block; rows left out are 0."""
         y = torch.zeros_like(x)
-        finite = torch.ones(len(x), dtype=torch.bool)
+        finite = torch.ones(len(x), dtype=torch.bool, device=x.device)
         with self.loaded(block):
             for part in self.parts(block):
                 out = run_block(block, self._sent(x, part), self._batch(part), _ignore)
-                out = self._rows(out).cpu()
+                out = self._rows(out).to(x.device)
                 finite[part] = torch.isfinite(out).flatten(1).all(1)
                 y[part] = torch.where(finite[part, None, None], out, 0)
         self.drop(finite)
@@ -307,7 +342,7 @@ class _Pass:
                 p[torch.arange(len(p), device=p.device), labels] -= 1
                 y.backward((p.to(narrow.dtype) @ narrow).float())
                 assert h.grad is not None
-                result[start : start + step] = h.grad.cpu()
+                result[start : start + step] = h.grad.to(result.device)
         gradient[self.alive] = self._rows(result)
         self.drop(torch.isfinite(gradient).flatten(1).all(1))
         return gradient
@@ -315,7 +350,7 @@ class _Pass:
     def backward(self, block: Block, x: Tensor, gradient: Tensor) -> dict[str, Tensor]:
         """The tensors of a block's file. `gradient`, at its output, becomes that at its input x."""
         layers = _layers(block)
-        finite = torch.ones(len(x), dtype=torch.bool)
+        finite = torch.ones(len(x), dtype=torch.bool, device=gradient.device)
         weights = {layer.key: torch.zeros(x.shape[:2]) for layer in layers}
         sums = {layer.key: _OutputSum(layer.out_features, self.device) for layer in layers}
         with self.loaded(block):
@@ -325,7 +360,8 @@ class _Pass:
                 good = torch.isfinite(below).flatten(1).all(1)
                 for size in sizes.values():
                     good &= torch.isfinite(size).all(1)
-                finite[part], gradient[part] = good.cpu(), below.cpu()
+                finite[part] = good.to(finite.device)
+                gradient[part] = below.to(gradient.device)
                 tokens = None if bool(good.all()) else good.repeat_interleave(self.cols)
                 for key, weight in weights.items():
                     weight[part] = sizes[key].cpu()
@@ -378,7 +414,7 @@ class _OutputSum:
     """H_O of one layer while it is gathered."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
-        self.columns = columns
+        self.columns, self.device = columns, device
         self.shape = _block_shape(columns)
         size = self.shape[1]
         self._sums = [
@@ -394,16 +430,16 @@ class _OutputSum:
     def finish(self) -> Tensor:
         """`LayerSensitivity.output`; the identity if every gradient is 0."""
         blocks, size = self.shape
-        result = torch.zeros(blocks, size, size)
+        result = torch.zeros(blocks, size, size, device=self.device)
         for block, part in zip(result, self._sums, strict=True):
-            block[: part.features, : part.features] = part.finish().matrix.cpu()
+            block[: part.features, : part.features] = part.finish().matrix
         diagonal = result.diagonal(dim1=1, dim2=2)
         mean = float(diagonal.sum(dtype=torch.float64)) / self.columns
         if mean > 0:
-            return result.div_(mean)
+            return result.div_(mean).cpu()
         for block, part in zip(result, self._sums, strict=True):
             block.diagonal()[: part.features] = 1
-        return result
+        return result.cpu()
 
 
 def _free_memory(device: torch.device) -> int:

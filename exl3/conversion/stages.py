@@ -37,7 +37,7 @@ from ..quant.packing import stored_tensors
 from .calibration import CalibrationPlan, make_calibration
 from .capture import Captured, Group, run_rows, share_groups
 from .checkpoint import JobState, qtensors_file, save_checkpoint
-from .device import conversion_device, placed
+from .device import conversion_device, placed, tensor_cores
 from .images import dump_images
 from .progress import Progress
 from .sensitivity import (
@@ -175,17 +175,10 @@ class Conversion:
             check_weight(layer.key, layer.weight_dense())
         state = self.job.input_ids if self.job.state is None else self.job.state
         assert state is not None
-        device = self._device_of(module)
-        state = placed(state, device)
+        state = placed(state, self._device_of(module))
         found = load_sensitivity(self.work, module.key)
-        before = run_rows(
-            module,
-            state,
-            groups=groups,
-            skip=self._skipped,
-            weights=_token_weights(groups, found, state),
-            device=device,
-        )
+        weights = _token_weights(groups, found, state)
+        before = self._run_rows(module, state, groups=groups, weights=weights)
         self._note_bad_rows(module, before)
         results: dict[str, QuantizedLinear] = {}
         for batch in _batches(self._jobs(group, before, found) for group in groups):
@@ -200,13 +193,18 @@ class Conversion:
             error = self._output_error_of_head(module, state, results)
             if not isinstance(module, Head):
                 _use(module, results)
-                after = run_rows(module, state, skip=self._skipped, device=device)
+                after = self._run_rows(module, state)
                 self._note_bad_rows(module, after)
                 error = _relative_error(after.output, before.output)
             layers = [asdict(r.report) for r in results.values()]
             self.job.reports.append({"module": module.key, "output_error": error, "layers": layers})
         if after.output is not None:
             self.job.state = after.output
+
+    def _run_rows(self, module: Module, state: Tensor, **gathered: Any) -> Captured:
+        device = self._device_of(module)
+        with tensor_cores(device):
+            return run_rows(module, state, skip=self._skipped, device=device, **gathered)
 
     def _bits(self, group: Group) -> int:
         if group.layers[0].is_head:
@@ -310,8 +308,8 @@ def _relative_error(output: Tensor | None, plain: Tensor | None) -> float:
     if output is None or plain is None:
         return 0.0
     sums = torch.zeros(2, dtype=torch.float64, device=output.device)
-    for row, exact in zip(output, plain, strict=True):  # all at once would take two copies more
-        sums[0] += (row - exact).square().sum(dtype=torch.float64)
+    for some, exact in zip(output.split(16), plain.split(16), strict=True):  # all: two copies more
+        sums[0] += (some - exact).square().sum(dtype=torch.float64)
         sums[1] += exact.square().sum(dtype=torch.float64)
     error, energy = sums.tolist()
     return float(error / max(energy, 1e-30))

@@ -1,10 +1,10 @@
 """Decode steps recorded once and replayed: no Python between the ops of a step.
 
-A step is one token for each of `bsz` sequences on a paged cache, all blocks EXL3; a plain head runs
-after the replay. What varies from step to step (ids, positions, lengths, page tables, slots) is
-written into fixed buffers. On CUDA the step is one captured graph, and its inputs travel in one
-copy from pinned memory. A model that is split over devices has one recording for each segment, and
-a fixed buffer where the hidden state enters it.
+A step is one token for each of `bsz` sequences on a paged cache, on the CPU of blocks that are all
+EXL3; a plain head runs after the replay. What varies from step to step (ids, positions, lengths,
+page tables, slots) is written into fixed buffers. On CUDA the step is one captured graph, and its
+inputs travel in one copy from pinned memory. A model that is split over devices has one recording
+for each segment, and a fixed buffer where the hidden state enters it.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ def bucket_size(rows: int) -> int:
         return rows
     step = 1 << max((rows - 1).bit_length() - 4, 0)
     return -(-rows // step) * step
+
+
+def _held(layer: Linear) -> object:
+    """What a recording of a layer reads."""
+    return layer.plain if layer.weight is None else layer.weight
 
 
 def _copied(rows: Tensor) -> Tensor:
@@ -343,21 +348,22 @@ class DecodeGraphs:
         return step
 
     def _same_weights(self) -> bool:
-        """True if every block is EXL3, unobserved, and as it was when steps were recorded; forgets
-        the recordings if not."""
+        """True if every block is unobserved, as it was when steps were recorded, and on the CPU
+        EXL3; forgets the recordings if not."""
         if self._linears and all(
-            layer.weight is weight and layer.capture is None for layer, weight in self._linears
+            _held(layer) is weight and layer.capture is None for layer, weight in self._linears
         ):
             return True
         self.clear()
         layers = {id(m): m for m in self.model if isinstance(m, Linear)}.values()
-        plain = next((m.key for m in layers if m.weight is None and not m.is_head), None)
+        on_cpu = [m for m in layers if m.device.type == "cpu" and not m.is_head]
+        plain = next((m.key for m in on_cpu if m.weight is None), None)
         if plain is not None:
             self._refuse(f"{plain} is not quantised")
             return False
         if any(layer.capture is not None for layer in layers):
             return False
-        self._linears = [(layer, layer.weight) for layer in layers]
+        self._linears = [(layer, _held(layer)) for layer in layers]
         return True
 
     def _refuse(self, reason: object) -> None:

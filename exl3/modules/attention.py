@@ -145,7 +145,9 @@ class Attention(Module):
         q, k, v = (part.reshape(shape).transpose(1, 2) for part in parts)
         mask = window_mask(batch.q_len, self.window, batch.causal)
         mask = None if mask is None else mask.to(qkv.device)
-        if qkv.is_cuda and qkv.dtype == torch.float32:  # its fused kernel knows no groups
+        if qkv.is_cuda and qkv.dtype == torch.float32 and _may_round():
+            q, k, v = q.half(), k.half(), v.half()
+        elif qkv.is_cuda and qkv.dtype == torch.float32:  # its fused kernel knows no groups
             k, v = (x.repeat_interleave(self.q_heads // self.kv_heads, 1) for x in (k, v))
         with _fused_kernels(q):
             context = F.scaled_dot_product_attention(
@@ -157,7 +159,12 @@ class Attention(Module):
                 scale=self.scale,
                 enable_gqa=q.shape[1] != k.shape[1],
             )
-        return context.transpose(1, 2).reshape(batch.rows, -1)
+        return context.transpose(1, 2).reshape(batch.rows, -1).to(qkv.dtype)
+
+
+def _may_round() -> bool:
+    """Whether products of float32 may read 10 bits of mantissa: then attention does, as float16."""
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def _fused_kernels(q: Tensor) -> AbstractContextManager[object]:

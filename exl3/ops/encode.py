@@ -35,6 +35,7 @@ def _(
     weight_scale: float,
     gain: int,
     bits: int,
+    check: bool,
 ) -> tuple[Tensor, Tensor]:
     trellis = tiles.new_empty(tiles.shape[0], 16 * bits, dtype=torch.int16)
     return trellis, torch.empty_like(tiles)
@@ -85,7 +86,9 @@ def search_table(codebook: Codebook, bits: int, device: torch.device | str = "cp
     return SearchTable(exact.to(device), rows.to(device), limit, weight_scale, gain)
 
 
-def trellis_encode(tiles: Tensor, *, bits: int, codebook: Codebook) -> tuple[Tensor, Tensor]:
+def trellis_encode(
+    tiles: Tensor, *, bits: int, codebook: Codebook, check: bool = True
+) -> tuple[Tensor, Tensor]:
     """Encode tiles one by one: a Viterbi search over 16-bit states, closed into a circle.
 
     The result depends on the tile alone: not on the thread count, the other tiles of the call or
@@ -97,6 +100,8 @@ def trellis_encode(tiles: Tensor, *, bits: int, codebook: Codebook) -> tuple[Ten
             of the codebook (unit variance times `codebook.std`), finite. t may be 0.
         bits: bits per weight, 1..8.
         codebook: which values the states have.
+        check: whether tiles that are not finite are refused, for which a CUDA device is waited for;
+            otherwise they come out as anything.
     Returns:
         Packed trellis int16 (t, 16*bits) and float32 (t, 256), the values it decodes to.
     Raises:
@@ -121,6 +126,7 @@ def trellis_encode(tiles: Tensor, *, bits: int, codebook: Codebook) -> tuple[Ten
         search.weight_scale,
         search.gain,
         bits,
+        check,
     )
 
 

@@ -93,23 +93,35 @@ def ldlq(problems: Sequence[Problem], *, bits: int, codebook: Codebook) -> list[
 
     All tiles of a step, of all problems that have some left, go to the encoder in one call: those
     of 16 rows, or of an anti-diagonal where errors are fed back across columns as well. Feedback
-    from beyond a block of 128 is one matrix product per block.
+    down the rows alone from beyond a block of 128 is one matrix product per block.
 
     Raises:
         ShapeError: sizes not multiples of 128.
+        ArithmeticError: a weight or a factor is not finite, or errors grow beyond float32.
     """
     for p in problems:
         if any(d % HADAMARD_DIM for d in p.weight.shape):
             raise ShapeError(f"ldlq: expected multiples of 128, got {tuple(p.weight.shape)}")
-    walks = [_walk(p, bits) for p in problems]
+    walks, places = _walks(problems, bits)
+    total = problems[0].weight.new_zeros(())  # of all targets: no step waits for a device
     with _one_torch_thread():
         while left := [walk for walk in walks if not walk.done]:
-            tiles = [walk.target_tiles() for walk in left]
-            words, values = trellis_encode(torch.cat(tiles), bits=bits, codebook=codebook)
-            counts = [len(part) for part in tiles]
+            targets = [walk.target_tiles() for walk in left]
+            tiles = torch.cat(targets)
+            total += tiles.sum()
+            words, values = trellis_encode(tiles, bits=bits, codebook=codebook, check=False)
+            counts = [len(part) for part in targets]
             for walk, *part in zip(left, words.split(counts), values.split(counts), strict=True):
                 walk.take(*part)
-    return [Encoded(walk.trellis, walk.decoded) for walk in walks]
+    if not bool(torch.isfinite(total)):
+        raise ArithmeticError("ldlq: a tile to encode is NaN or infinite; expected finite weights")
+    return [
+        Encoded(
+            torch.cat([walk.trellis(index) for walk, index in parts], 1),
+            torch.cat([walk.decoded(index) for walk, index in parts], 1),
+        )
+        for parts in places
+    ]
 
 
 @contextmanager
@@ -124,10 +136,34 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _walk(problem: Problem, bits: int) -> _Walk | TwoSidedWalk:
-    if problem.right is None:
-        return _Walk(problem, bits)
-    return TwoSidedWalk(problem.weight, problem.lower, list(problem.right), bits)
+_Place = tuple["_Walk | TwoSidedWalk", int]
+"""A walk and which of its weights."""
+
+
+def _walks(
+    problems: Sequence[Problem], bits: int
+) -> tuple[list[_Walk | TwoSidedWalk], list[list[_Place]]]:
+    """All walks, and for each problem those of its columns. Blocks of the outputs' factor know
+    nothing of each other; weights of one shape walk together, in fewer and larger operations."""
+    places: list[list[_Place]] = []
+    alike: dict[object, list[int]] = {}
+    for index, p in enumerate(problems):
+        if p.right is None:
+            places.append([(_Walk(p, bits), 0)])
+        else:
+            places.append([])
+            cuts = tuple((cut.start, cut.stop) for cut, _ in p.right)
+            alike.setdefault((p.weight.shape, p.lower is None, cuts), []).append(index)
+    for indices in alike.values():
+        same = [problems[index] for index in indices]
+        lowers = [p.lower for p in same if p.lower is not None] or None
+        for parts in zip(*[p.right or () for p in same], strict=True):
+            weights = [p.weight[:, cut] for p, (cut, _) in zip(same, parts, strict=True)]
+            walk = TwoSidedWalk(weights, lowers, [right for _, right in parts], bits)
+            for number, index in enumerate(indices):
+                places[index].append((walk, number))
+    unique = {id(walk): walk for parts in places for walk, _ in parts}
+    return list(unique.values()), places
 
 
 class _Walk:
@@ -137,8 +173,8 @@ class _Walk:
         self.problem = problem
         self.top, width = problem.weight.shape
         self.columns = width // TILE_DIM
-        self.decoded = torch.zeros_like(problem.weight)
-        self.trellis = problem.weight.new_zeros(
+        self._decoded = torch.zeros_like(problem.weight)
+        self._trellis = problem.weight.new_zeros(
             self.top // TILE_DIM, self.columns, TILE_DIM * bits, dtype=torch.int16
         )
         self._error = torch.zeros_like(problem.weight)
@@ -148,6 +184,14 @@ class _Walk:
     def done(self) -> bool:
         """Whether no rows are left."""
         return self.top == 0
+
+    def trellis(self, _index: int) -> Tensor:
+        """int16 (k/16, n/16, 16*bits)."""
+        return self._trellis
+
+    def decoded(self, _index: int) -> Tensor:
+        """float32 (k, n)."""
+        return self._decoded
 
     def target_tiles(self) -> Tensor:
         """What the tiles of the last 16 rows that are left aim at, (n/16, 256)."""
@@ -166,9 +210,9 @@ class _Walk:
         """Those rows, encoded."""
         self.top -= TILE_DIM
         rows = slice(self.top, self.top + TILE_DIM)
-        self.trellis[self.top // TILE_DIM] = words
-        self.decoded[rows] = from_tiles(values, self.columns)
-        self._error[rows] = self.problem.weight[rows] - self.decoded[rows]
+        self._trellis[self.top // TILE_DIM] = words
+        self._decoded[rows] = from_tiles(values, self.columns)
+        self._error[rows] = self.problem.weight[rows] - self._decoded[rows]
 
 
 def _feedback(problem: Problem, error: Tensor, rows: slice, below: slice) -> Tensor:

@@ -47,7 +47,7 @@ def tile_order() -> Tensor:
 
 
 @cache
-def _orders(device: torch.device) -> tuple[Tensor, Tensor]:
+def stored_order(device: torch.device) -> tuple[Tensor, Tensor]:
     """`tile_order` and its inverse on a device."""
     order = tile_order()
     return order.to(device), torch.argsort(order).to(device)
@@ -57,13 +57,13 @@ def to_tiles(weight: Tensor) -> Tensor:
     """(k, n) -> (k/16 * n/16, 256): tiles row by row, each in stored order."""
     rows, columns = weight.shape[0] // TILE_DIM, weight.shape[1] // TILE_DIM
     tiles = weight.reshape(rows, TILE_DIM, columns, TILE_DIM).transpose(1, 2)
-    return tiles.reshape(rows * columns, TILE_NUMEL)[:, _orders(weight.device)[0]]
+    return tiles.reshape(rows * columns, TILE_NUMEL)[:, stored_order(weight.device)[0]]
 
 
 def from_tiles(tiles: Tensor, columns: int) -> Tensor:
     """Inverse of `to_tiles`; `columns` is n/16."""
     rows = tiles.shape[0] // columns
-    weight = tiles[:, _orders(tiles.device)[1]].reshape(rows, columns, TILE_DIM, TILE_DIM)
+    weight = tiles[:, stored_order(tiles.device)[1]].reshape(rows, columns, TILE_DIM, TILE_DIM)
     return weight.transpose(1, 2).reshape(rows * TILE_DIM, columns * TILE_DIM)
 
 

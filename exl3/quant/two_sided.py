@@ -9,134 +9,113 @@ of an anti-diagonal do not need each other. Source: YAQA (arXiv 2505.22988).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from ..constants import HADAMARD_DIM, TILE_DIM
-from .packing import from_tiles, to_tiles
-
-_PANEL = HADAMARD_DIM // TILE_DIM  # tiles whose feedback from far away is one product
+from ..constants import TILE_DIM
+from .packing import from_tiles, stored_order, to_tiles
 
 
 class TwoSidedWalk:
-    """A weight on its way from the last tile to the first."""
+    """Weights of one shape on their way from the last tile to the first, an anti-diagonal a step.
+
+    Everything is kept with the rows of tiles in the order in which they are encoded, so that the
+    tiles of a step lie on an ordinary diagonal: they, and the strips of factors and errors that
+    their feedback is made of, are views, and nothing waits for a device.
+    """
 
     def __init__(
-        self, weight: Tensor, lower: Tensor | None, right: list[tuple[slice, Tensor]], bits: int
+        self,
+        weights: Sequence[Tensor],
+        lowers: Sequence[Tensor] | None,
+        rights: Sequence[Tensor],
+        bits: int,
     ) -> None:
         """
         Args:
-            weight: float32 (k, n), multiples of 128, scaled to the codebook; not modified.
-            lower: L, float32 (k, k), or None: no feedback down the rows.
-            right: R by columns: blocks of multiples of 128.
+            weights: float32 (k, n), multiples of 16, scaled to the codebook; not modified.
+            lowers: L of each, float32 (k, k), or None: no feedback down the rows.
+            rights: R of each, float32 (n, n).
         """
-        self.weight = weight
-        self.rows, self.columns = (size // TILE_DIM for size in weight.shape)
-        self.decoded = torch.zeros_like(weight)
-        self.trellis = weight.new_zeros(self.rows, self.columns, TILE_DIM * bits, dtype=torch.int16)
-        self._lower = lower
-        self._right = right
-        self._error = torch.zeros_like(weight)
-        self._sum = torch.zeros_like(weight)  # S, where tiles are encoded
-        self._below = torch.zeros_like(weight)  # feedback from below the panel of 128 rows
-        self._beyond = torch.zeros_like(weight)  # from beyond the panel of 128 columns
-        # How many tiles of a column's block lie to its right: the steps that it starts later.
-        self._delay = torch.cat([torch.arange(len(r) // TILE_DIM - 1, -1, -1) for _, r in right])
-        self._near_right = self._diagonal_panels(right)
+        (k, n), count = weights[0].shape, len(weights)
+        self._rows, self._columns = k // TILE_DIM, n // TILE_DIM
+        shape = (self._rows, self._columns, count)
+        tiles = torch.stack([to_tiles(weight) for weight in weights], 1)
+        self._weight = tiles.view(*shape, -1).flip(0)
+        self._values = torch.zeros_like(self._weight)
+        self._words = tiles.new_zeros((*shape, TILE_DIM * bits), dtype=torch.int16)
+        self._left = None if lowers is None else _strips(lowers, self._rows, flipped=True)
+        self._right = _strips(rights, self._columns, flipped=False)
+        self._error = tiles.new_zeros(self._columns, count, k, TILE_DIM)  # E by columns of tiles
+        self._sum = tiles.new_zeros(self._rows, count, TILE_DIM, n)  # S by rows of tiles
+        self._below = tiles[:0]  # the feedback down the rows that the next tiles got
         self._step = 0
-        self._place = (torch.empty(0, dtype=torch.long),) * 2  # of the tiles that come next
-        self._from_below = weight[:0]  # the feedback down the rows that they got
 
     @property
     def done(self) -> bool:
         """Whether all tiles are encoded."""
-        return self._step >= self.rows + int(self._delay.max())
+        return self._step >= self._rows + self._columns - 1
+
+    def trellis(self, index: int) -> Tensor:
+        """Of one of the weights, int16 (k/16, n/16, 16*bits)."""
+        return self._words[:, :, index].flip(0)
+
+    def decoded(self, index: int) -> Tensor:
+        """Of one of the weights, float32 (k, n)."""
+        return from_tiles(self._values[:, :, index].flip(0).flatten(0, 1), self._columns)
 
     def target_tiles(self) -> Tensor:
         """What the next tiles aim at, (tiles, 256) in stored order."""
-        age = self._step - self._delay
-        columns = ((age >= 0) & (age < self.rows)).nonzero()[:, 0]
-        rows = self.rows - 1 - age[columns]
-        self._place = rows, columns
-        self._feed_panels(rows.tolist(), columns.tolist())
-        self._from_below = self._feedback_below(rows, columns)
-        target = self._tiles(self.weight, rows, columns) + self._tiles(self._beyond, rows, columns)
-        target += self._from_below
-        target += self._feedback_beyond(rows, columns)
-        return to_tiles(target.transpose(0, 1).reshape(TILE_DIM, -1))
+        first = max(0, -self._shift)
+        last = min(self._columns, self._rows - self._shift) - 1
+        columns = slice(first, last + 1)
+        rows = slice(first + self._shift, last + 1 + self._shift)
+        known = slice((rows.stop - 1) * TILE_DIM)  # other rows' tiles have no error yet
+        if self._left is None:
+            tiles = (last + 1 - first) * self._sum.shape[1]
+            self._below = self._sum.new_zeros(tiles, TILE_DIM, TILE_DIM)
+        else:
+            left = self._left[rows, :, :, known].flatten(0, 1)
+            self._below = torch.bmm(left, self._error[columns, :, known].flatten(0, 1))
+        known = slice((first + 1) * TILE_DIM, None)
+        far = self._sum[rows, :, :, known].flatten(0, 1)
+        right = self._right[columns, :, :, known].flatten(0, 1)
+        feedback = torch.baddbmm(self._below, far, right.mT)
+        order, _ = stored_order(feedback.device)
+        return self._next(self._weight).flatten(0, 1) + feedback.flatten(1).index_select(1, order)
 
     def take(self, words: Tensor, values: Tensor) -> None:
         """Those tiles, encoded: int16 (tiles, 16*bits) and float32 (tiles, 256)."""
-        rows, columns = self._place
-        place = rows.to(words.device), columns.to(words.device)
-        decoded = from_tiles(values, len(rows)).reshape(TILE_DIM, -1, TILE_DIM).transpose(0, 1)
-        error = self._tiles(self.weight, rows, columns) - decoded
-        self.trellis[place] = words
-        self._put(self.decoded, place, decoded)
-        self._put(self._error, place, error)
-        self._put(self._sum, place, error + self._from_below)
+        for kept, new in ((self._words, words), (self._values, values)):
+            place = self._next(kept)
+            place.copy_(new.view(place.shape))
+        _, order = stored_order(values.device)
+        error = self._next(self._weight).flatten(0, 1) - values
+        error = error.index_select(1, order).view(self._below.shape)
+        rows, columns, count = self._words.shape[:3]
+        tile = (TILE_DIM, TILE_DIM)
+        by_columns = self._error.view(columns, count, rows, *tile).diagonal(self._shift, 0, 2)
+        by_columns.copy_(error.view(-1, count, *tile).permute(1, 2, 3, 0))
+        by_rows = self._sum.view(rows, count, TILE_DIM, columns, TILE_DIM)
+        total = (error + self._below).view(-1, count, *tile)
+        by_rows.diagonal(-self._shift, 0, 3).copy_(total.permute(1, 2, 3, 0))
         self._step += 1
 
-    def _view(self, matrix: Tensor) -> Tensor:
-        return matrix.view(self.rows, TILE_DIM, self.columns, TILE_DIM)
+    @property
+    def _shift(self) -> int:
+        """Row less column, in tiles, of all tiles of a step."""
+        return self._step - self._columns + 1
 
-    def _tiles(self, matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """(tiles, 16, 16)."""
-        device = matrix.device
-        return self._view(matrix)[rows.to(device), :, columns.to(device)]
-
-    def _put(self, matrix: Tensor, place: tuple[Tensor, Tensor], tiles: Tensor) -> None:
-        self._view(matrix)[place[0], :, place[1]] = tiles
-
-    def _feed_panels(self, rows: list[int], columns: list[int]) -> None:
-        """Feedback from far away for panels that the next tiles enter."""
-        for row, column in zip(rows, columns, strict=True):
-            if self._lower is not None and row % _PANEL == _PANEL - 1:
-                stop, cut = (row + 1) * TILE_DIM, _span(column)
-                panel = slice(stop - HADAMARD_DIM, stop)
-                if stop < len(self._lower):
-                    self._below[panel, cut] = self._lower[stop:, panel].T @ self._error[stop:, cut]
-            if column % _PANEL == _PANEL - 1:
-                self._feed_beyond(_span(row), (column + 1) * TILE_DIM)
-
-    def _feed_beyond(self, rows: slice, stop: int) -> None:
-        for cut, right in self._right:
-            if cut.start < stop < cut.stop:
-                near = slice(stop - HADAMARD_DIM - cut.start, stop - cut.start)
-                far = self._sum[rows, stop : cut.stop]
-                self._beyond[rows, stop - HADAMARD_DIM : stop] = far @ right[near.stop :, near]
-
-    def _feedback_below(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """sum over c > i of L_ci^T E_cj; tiles that are not encoded have no error yet."""
-        result = self._tiles(self._below, rows, columns)
-        if self._lower is None:
-            return result
-        device = self.weight.device
-        rows, columns = rows.to(device), columns.to(device)
-        size = len(self._lower)
-        lower = self._lower.view(size // HADAMARD_DIM, HADAMARD_DIM, self.rows, TILE_DIM)
-        error = self._error.view(-1, HADAMARD_DIM, self.columns, TILE_DIM)
-        near = lower[rows // _PANEL, :, rows]  # (tiles, 128, 16)
-        return result + near.transpose(1, 2) @ error[rows // _PANEL, :, columns]
-
-    def _feedback_beyond(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """sum over e > j in the panel of S_ie R_ej."""
-        device = self.weight.device
-        rows, columns = rows.to(device), columns.to(device)
-        known = self._sum.view(self.rows, TILE_DIM, -1, HADAMARD_DIM)
-        return known[rows, :, columns // _PANEL] @ self._near_right[columns]
-
-    @staticmethod
-    def _diagonal_panels(right: list[tuple[slice, Tensor]]) -> Tensor:
-        """(columns/16, 128, 16): for each tile of columns, R's rows of its panel."""
-        panels = []
-        for _, block in right:
-            count = len(block) // HADAMARD_DIM
-            view = block.view(count, HADAMARD_DIM, count, _PANEL, TILE_DIM)
-            places = torch.arange(count, device=block.device)
-            panels.append(view[places, :, places].transpose(1, 2).flatten(0, 1))
-        return torch.cat(panels)
+    def _next(self, tiles: Tensor) -> Tensor:
+        """Of (rows, columns, weights, x) the tiles of this step: a view (tiles, weights, x)."""
+        return tiles.diagonal(-self._shift, 0, 1).permute(2, 0, 1)
 
 
-def _span(tile: int) -> slice:
-    return slice(tile * TILE_DIM, (tile + 1) * TILE_DIM)
+def _strips(factors: Sequence[Tensor], count: int, *, flipped: bool) -> Tensor:
+    """(count, factors, 16, size): for each tile of columns the transposed columns of each factor
+    (size, size); with tiles in reverse both ways if `flipped`."""
+    tiles = torch.stack(list(factors)).view(-1, count, TILE_DIM, count, TILE_DIM)
+    tiles = tiles.flip(1, 3) if flipped else tiles
+    return tiles.permute(3, 0, 4, 1, 2).reshape(count, len(factors), TILE_DIM, -1)

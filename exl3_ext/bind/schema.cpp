@@ -16,7 +16,7 @@ STABLE_TORCH_LIBRARY(exl3, m) {
   // Encoder
   m.def(
       "trellis_encode(Tensor tiles, Tensor codebook, Tensor table, float weight_limit, "
-      "float weight_scale, int gain, int bits) -> (Tensor, Tensor)");
+      "float weight_scale, int gain, int bits, bool check) -> (Tensor, Tensor)");
 
   // Rows, rotary embedding, attention
   m.def("rms_norm(Tensor x, Tensor? weight, float eps, float weight_offset) -> Tensor");

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,11 @@ def load(folder: Path, device: str = "cpu") -> Model:
     return model
 
 
+def proxy_errors(folder: Path) -> list[float]:
+    report = json.loads((folder / "conversion_report.json").read_text())
+    return [layer["proxy_error"] for entry in report["modules"] for layer in entry["layers"]]
+
+
 @pytest.mark.cuda
 def test_same_bytes_and_equal_quality(
     device: torch.device, source: Path, arguments: list[str], tmp_path: Path
@@ -44,13 +50,18 @@ def test_same_bytes_and_equal_quality(
     for place in ("cpu", "cuda:0"):
         assert kl_divergence(load(there, place), plain, ids).mean < 1.2 * expected + 1e-3
     assert kl_divergence(load(here, "cuda:0"), plain, ids).mean < 1.2 * expected + 1e-3
-    errors = []
-    for folder in (here, there):
-        report = json.loads((folder / "conversion_report.json").read_text())
-        layers = [layer for entry in report["modules"] for layer in entry["layers"]]
-        errors.append([layer["proxy_error"] for layer in layers])
-    assert len(errors[0]) == len(errors[1])
-    for a, b in zip(*errors, strict=True):
+    # Gradients of so few tokens hang on their labels, and those on last bits: no layer is the same.
+    ratios = [math.log(b / a) for a, b in zip(proxy_errors(here), proxy_errors(there), strict=True)]
+    assert abs(sum(ratios) / len(ratios)) < 0.3
+
+
+@pytest.mark.cuda
+def test_layers_come_out_alike_without_the_pass(
+    device: torch.device, arguments: list[str], tmp_path: Path
+) -> None:
+    here = run(arguments, tmp_path / "cpu", "cpu", "--no-sensitivity")
+    there = run(arguments, tmp_path / "cuda", "0", "--no-sensitivity")
+    for a, b in zip(proxy_errors(here), proxy_errors(there), strict=True):
         assert abs(a - b) < 0.2 * a
 
 
@@ -113,4 +124,6 @@ def test_rows_on_the_device_only_if_they_fit(
     assert placed(state, device).is_cuda
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10_000, 0))
     assert not placed(state, device).is_cuda
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (100_000, 0))
+    assert not placed(state, device, copies=3).is_cuda
     assert placed(state, torch.device("cpu")) is state

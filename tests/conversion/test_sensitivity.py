@@ -184,6 +184,24 @@ def test_any_chunk_gives_the_same(llama: Path, tmp_path: Path, ids: Tensor) -> N
     assert float((other[key].weights - whole[key].weights).abs().max()) > 0.1
 
 
+@pytest.mark.cuda
+def test_a_device_measures_what_the_cpu_does(
+    device: torch.device, llama: Path, tmp_path: Path, ids: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States on the device or on the host; the same bytes twice."""
+    want = measure(llama, tmp_path / "cpu", ids)
+    there = {"device": device}
+    same(measure(llama, tmp_path / "a", ids, **there), want, 2e-3)
+    measure(llama, tmp_path / "b", ids, **there)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    monkeypatch.setattr(sensitivity, "placed", lambda state, *_: state)
+    measure(llama, tmp_path / "c", ids, **there)
+    assert digests(tmp_path / "a") == digests(tmp_path / "c")
+    fast = measure(llama, tmp_path / "d", ids, device=device, dtype=torch.bfloat16)
+    for key, layer in fast.items():
+        assert bool(torch.isfinite(layer.output).all()), key
+
+
 def test_some_rows_are_those_rows(llama: Path, tmp_path: Path) -> None:
     """A row's labels do not depend on which others are read."""
     ids = random_ids(6, COLS)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from test_exl3 import relative_error
-from tiny_models import GOLDEN, random_ids
+from tiny_models import GOLDEN, make_tiny, random_ids
 
 from exl3 import Cache, Config, Model
 from exl3.errors import UnsupportedError
 from exl3.model.decode import DecodeGraphs
 from exl3.model.load_options import LoadArguments
+from exl3.modules import Batch, LoadOptions
 
 HALF = 0.01  # float16 activations: relative to the standard deviation of the logits
 ROUNDED = 0.05  # and the CPU's 8-bit activations
@@ -79,6 +81,41 @@ def test_captured_step_equals_single_ops(
     assert not cuda_model._graphs._refused
     monkeypatch.setattr(DecodeGraphs, "_wanted", staticmethod(lambda _device: False))
     assert torch.equal(decode(cuda_model, ids), captured)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_captured_step_of_a_plain_model(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    tiny = make_tiny(tmp_path, "qwen3", dtype)
+    model = Model.from_config(Config.from_directory(str(tiny.directory)))
+    model.load(device=str(device))
+    ids = random_ids(3, 12, 300)
+    captured = decode(model, ids)
+    assert not model._graphs._refused and model._graphs._linears
+    monkeypatch.setattr(DecodeGraphs, "_wanted", staticmethod(lambda _device: False))
+    assert torch.equal(decode(model, ids), captured)
+    assert relative_error(captured, model.forward(ids).cpu()) < ROUNDED
+
+
+@pytest.mark.cuda
+def test_attention_may_round_as_products_may(device: torch.device, tmp_path: Path) -> None:
+    """As float16 where float32 products may read fewer bits, and only there."""
+    tiny = make_tiny(tmp_path, "llama")
+    model = Model.from_config(Config.from_directory(str(tiny.directory)))
+    block = model.blocks[0]
+    block.load(model.config.stc, LoadOptions(torch.float32, device))
+    x = torch.randn(260, block.attention_norm.dim, device=device)
+    batch = Batch.dense(2, 130).to(device)
+    exact = block.forward(x.clone(), batch)
+    torch.set_float32_matmul_precision("high")
+    try:
+        rounded = block.forward(x.clone(), batch)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert rounded.dtype == torch.float32
+    assert 1e-6 < relative_error(rounded.cpu(), exact.cpu()) < 3e-3
 
 
 @pytest.mark.cuda

@@ -144,5 +144,5 @@ def test_opcheck() -> None:
     search = search_table(Codebook.MUL1, 5)
     torch.library.opcheck(
         torch.ops.exl3.trellis_encode.default,
-        (torch.randn(1, 256), Codebook.MUL1.values(), search.table, 3.0, 1.0, 0, 5),
+        (torch.randn(1, 256), Codebook.MUL1.values(), search.table, 3.0, 1.0, 0, 5, True),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
@@ -43,15 +45,20 @@ def dense(right: Right) -> Tensor:
 
 def walk_to_grid(weight: Tensor, lower: Tensor | None, right: Right) -> tuple[Tensor, int]:
     """Decoded values with rounding to a grid in place of the search, and the number of steps."""
-    walk = TwoSidedWalk(weight, lower, right, 4)
-    steps = 0
-    while not walk.done:
-        values = torch.round(walk.target_tiles() / STEP) * STEP
-        words = torch.full((len(values), 64), steps, dtype=torch.int16)
-        walk.take(words, values)
-        steps += 1
-    assert int(walk.trellis.max()) == steps - 1
-    return walk.decoded, steps
+    decoded, most = [], 0
+    for columns, block in right:
+        lowers = None if lower is None else [lower]
+        walk = TwoSidedWalk([weight[:, columns]], lowers, [block], 4)
+        steps = 0
+        while not walk.done:
+            values = torch.round(walk.target_tiles() / STEP) * STEP
+            words = torch.full((len(values), 64), steps, dtype=torch.int16)
+            walk.take(words, values)
+            steps += 1
+        assert int(walk.trellis(0).max()) == steps - 1
+        decoded.append(walk.decoded(0))
+        most = max(most, steps)
+    return torch.cat(decoded, 1), most
 
 
 def tile_by_tile(weight: Tensor, lower: Tensor, right: Tensor) -> Tensor:
@@ -79,7 +86,7 @@ def test_order_and_feedback_follow_the_definition(rows: int, columns: list[int])
     # Float32 sums may fall on the other side of a step here and there, and that is fed back.
     white = lower.T @ (weight - got) @ dense(right)
     assert float(white.abs().max()) <= STEP / 2 + 1e-3
-    assert float((got.double() != want).float().mean()) < 0.02
+    assert float((got.double() != want).float().mean()) < 0.05
 
 
 def test_without_feedback_down_the_rows() -> None:
@@ -112,19 +119,25 @@ def test_problems_of_both_kinds_share_calls_and_keep_their_results() -> None:
     lower, right = block_ldl(moments(128, 7), 0.01), factors([256], 8)
     one = Problem(torch.randn(128, 128), lower)
     two = Problem(torch.randn(128, 256), lower, right)
-    apart = [ldlq([p], bits=4, codebook=Codebook.MUL1)[0] for p in (one, two)]
-    together = ldlq([one, two], bits=4, codebook=Codebook.MUL1)
+    parts = factors([128, 128], 9)
+    others = [
+        Problem(torch.randn(128, 256), block_ldl(moments(128, i), 0.01), r)
+        for i, r in enumerate((right, parts, parts))
+    ]
+    problems = [one, two, *others, Problem(torch.randn(128, 256), None, right)]
+    apart = [ldlq([p], bits=4, codebook=Codebook.MUL1)[0] for p in problems]
+    together = ldlq(problems, bits=4, codebook=Codebook.MUL1)
     for a, b in zip(apart, together, strict=True):
         assert torch.equal(a.trellis, b.trellis) and torch.equal(a.w_inner, b.w_inner)
 
 
 def test_tiles_of_a_walk_are_in_stored_order() -> None:
     weight = torch.arange(128 * 128, dtype=torch.float32).reshape(128, 128)
-    walk = TwoSidedWalk(weight, None, [(slice(0, 128), torch.eye(128))], 4)
+    walk = TwoSidedWalk([weight], None, [torch.eye(128)], 4)
     first = walk.target_tiles()
     assert torch.equal(first, to_tiles(weight[-16:, -16:]))
     walk.take(torch.zeros(1, 64, dtype=torch.int16), first)
-    assert torch.equal(walk.decoded[-16:, -16:], from_tiles(first, 1))
+    assert torch.equal(walk.decoded(0)[-16:, -16:], from_tiles(first, 1))
     assert len(walk.target_tiles()) == 2
 
 
@@ -194,3 +207,45 @@ def test_a_layer_loses_less_where_the_loss_minds(count: int) -> None:
         return float((error * outputs.padded(384).right_multiply(inputs @ error)).sum())
 
     assert loss(outputs) < 0.85 * loss(None)
+
+
+@pytest.mark.cuda
+def test_a_search_on_a_device_waits_once(device: torch.device) -> None:
+    """Steps are queued one after another; the CPU's bytes, but for sums in another order."""
+    lower, right = block_ldl(moments(256, 60), 0.01), factors([256, 128], 61)
+    weight = torch.randn(256, 384)
+    problems = [Problem(weight, lower, right), Problem(weight, lower)]
+    want = ldlq(problems, bits=4, codebook=Codebook.MUL1)
+    there = [
+        Problem(
+            p.weight.to(device),
+            lower.to(device),
+            None if p.right is None else [(cut, block.to(device)) for cut, block in right],
+        )
+        for p in problems
+    ]
+    ldlq(there, bits=4, codebook=Codebook.MUL1)  # tables go to the device
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            got = ldlq(there, bits=4, codebook=Codebook.MUL1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        waits = sum("called a synchronizing" in str(w.message) for w in caught)
+    assert waits <= 1, [str(w.message) for w in caught]
+    for a, b, p in zip(got, want, problems, strict=True):
+        losses = []
+        for result in (a.w_inner.cpu(), b.w_inner):
+            white = lower.T @ (weight - result)
+            losses.append(
+                float((white if p.right is None else white @ dense(right)).square().sum())
+            )
+        assert losses[0] == pytest.approx(losses[1], rel=0.01)
+
+
+def test_what_is_not_finite_is_refused() -> None:
+    weight, right = torch.randn(128, 128), factors([128], 8)
+    weight[3, 100] = torch.nan
+    with pytest.raises(ArithmeticError, match="NaN or infinite"):
+        ldlq([Problem(weight, None, right)], bits=4, codebook=Codebook.MUL1)

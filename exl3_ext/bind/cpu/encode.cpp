@@ -23,11 +23,12 @@ int64_t first_not_finite(const Tensor& t) {
 
 std::tuple<Tensor, Tensor> trellis_encode(const Tensor& tiles, const Tensor& codebook,
                                           const Tensor& table, double weight_limit,
-                                          double weight_scale, int64_t gain, int64_t bits) {
+                                          double weight_scale, int64_t gain, int64_t bits,
+                                          bool check) {
   const char* op = "trellis_encode";
   EXL3_CHECK_ARG(op, tiles, Float);
   EncodeParams p = encode_params(tiles, codebook, table, weight_limit, weight_scale, gain, bits);
-  check_finite(first_not_finite(tiles), tiles.numel());
+  if (check) check_finite(first_not_finite(tiles), tiles.numel());
   p.threads = num_threads();
   Tensor trellis = torch::stable::new_empty(tiles, {p.n_tiles, 16 * bits}, ScalarType::Short);
   Tensor values = torch::stable::empty_like(tiles);
