@@ -70,12 +70,6 @@ class Settings:
         True,
     )
 
-    cuda_decode_attention: bool = _doc(
-        "Rotation, append and attention of a decode step in one launch on CUDA (compute capability "
-        "9.0). Off: its kernel was checked on a GPU alone, not yet in a whole model.",
-        False,
-    )
-
     cuda_max_capability: str = _doc(
         "Highest CUDA compute capability to go by, with its shared memory, such as 7.5 (for "
         "checking); any: what the device has.",

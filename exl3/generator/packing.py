@@ -28,7 +28,8 @@ def pack(parts: list[Part]) -> tuple[Tensor, dict[str, Any]]:
 
     Each row has its sequence's pages and, as length, its own place. That is a decode step like any
     other, because all rows store their keys and values before one of them reads: a row sees the
-    tokens before it in the same pass, and gets the logits that a step of its own would give.
+    tokens before it in the same pass, and gets the logits that a step of its own would give. Rows
+    of a sequence stay next to each other: `exl3.ops.attention.decode_attention` needs that.
     """
     rows = sum(len(part.ids) for part in parts)
     width = max(part.sequence.block_table.numel() for part in parts)

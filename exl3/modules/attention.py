@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..settings import settings
 from .base import Module
 from .batch import Batch
 from .linear import Linear, run_group
@@ -109,7 +108,7 @@ class Attention(Module):
         rope_append_(qkv, table, keys, values, batch.slots, **self._layer().rows())
 
     def _paged(self, qkv: Tensor, batch: Batch) -> Tensor:
-        from ..ops.attention import Sequences, append_and_attend, decode_attention
+        from ..ops.attention import Sequences, decode_attention
 
         assert batch.cache is not None
         keys, values = batch.cache.kv(self.instance)
@@ -121,8 +120,6 @@ class Attention(Module):
         assert batch.seq_lens is not None and batch.query_starts is not None
         table, layer = batch.rope_table(self.rope), self._layer()
         at = Sequences(batch.page_table, batch.seq_lens, batch.query_starts, batch.slots)
-        if qkv.is_cuda and not settings().cuda_decode_attention:
-            return append_and_attend(qkv, table, keys, values, at, layer, causal=batch.causal)
         # `ahead`: q, k and v are projected just before.
         return decode_attention(
             qkv, table, keys, values, at, layer, causal=batch.causal, ahead=True

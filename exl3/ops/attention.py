@@ -88,6 +88,10 @@ def decode_attention(
     dims that are multiples of 8 up to 256, rotated dims a multiple of 64, or of 8 if interleaved,
     float16 cache). There a row's result does not depend on the other sequences.
 
+    A text may be passed as several sequences that share their pages, each with more of its rows
+    (see `exl3.generator.packing`), if they are next to each other and in order: each sees the keys
+    of those before it.
+
     Args:
         qkv: as in `rope_append_`, every sequence with the same number of rows; its q and k may be
             overwritten.
@@ -102,7 +106,7 @@ def decode_attention(
         As both.
     """
     if isinstance(k_cache, QuantPages) or isinstance(v_cache, QuantPages):
-        return append_and_attend(qkv, table, k_cache, v_cache, at, layer, causal=causal)
+        return _append_and_attend(qkv, table, k_cache, v_cache, at, layer, causal=causal)
     return ops().decode_attention(
         qkv,
         table,
@@ -128,7 +132,7 @@ def decode_attention(
     )
 
 
-def append_and_attend(
+def _append_and_attend(
     qkv: Tensor,
     table: Tensor | None,
     k_cache: Tensor | QuantPages,
@@ -138,7 +142,7 @@ def append_and_attend(
     *,
     causal: bool = True,
 ) -> Tensor:
-    """`decode_attention` as two launches, which any cache, head dim and number of rows has."""
+    """`decode_attention` as two ops, for a quantised cache."""
     rope_append_(qkv, table, k_cache, v_cache, at.slots, v_head_dim=_width(v_cache), **layer.rows())
     return paged_attention(
         qkv,

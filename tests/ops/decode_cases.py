@@ -60,19 +60,34 @@ def step(
     queries: int,
     heads: tuple[int, int, int, int],
     *,
+    copies: list[int] | None = None,
     rot: int | None = None,
     norm: bool = False,
     **layer: Any,
 ) -> Step:
     """One step of `queries` new rows each. The slots of new rows are NaN in the cache, as all that
-    no query sees; sequences of length 0 store nothing."""
+    no query sees; sequences of length 0 store nothing.
+
+    Args:
+        copies: text b is passed as copies[b] sequences, the last of which has its whole length and
+            each `queries` more than the one before, as the generator passes drafted tokens.
+    """
     q_heads, kv_heads, dim, _ = heads
     args, options = case([(n, queries) for n in lengths], heads)
-    wide, k_cache, v_cache, pages, seq_lens, starts = args
-    m = wide.shape[0]
+    wide, k_cache, v_cache, pages = args[:4]
+    each = [1] * len(lengths) if copies is None else copies
+    own_lengths = [
+        n - queries * left
+        for n, c in zip(lengths, each, strict=True)
+        for left in reversed(range(c))
+    ]
+    pages = pages.repeat_interleave(torch.tensor(each), dim=0)
+    seq_lens = torch.tensor(own_lengths, dtype=torch.int32)
+    starts = torch.arange(len(own_lengths) + 1, dtype=torch.int32) * queries
+    m = len(own_lengths) * queries
     qkv = torch.randn(m, wide.shape[1] + 8)[:, : wide.shape[1]].half().float()
     slots = torch.full((m,), -1, dtype=torch.int64)
-    for b, length in enumerate(lengths):
+    for b, length in enumerate(own_lengths):
         for i in range(queries):
             position = length - queries + i
             if position >= 0:

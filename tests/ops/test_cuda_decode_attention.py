@@ -31,6 +31,11 @@ def check(own: Step, device: torch.device, **options: Any) -> None:
         assert torch.equal(out, own.to(device, dtype).run(**options))
 
 
+def need_clusters(device: torch.device) -> None:
+    if ops().cuda_capability(device.index) not in (90, 100, 103):
+        pytest.skip("no clusters, or too little shared memory to share keys out in any number")
+
+
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("queries", [1, 2, 5])
 def test_head_dims(device: torch.device, heads: tuple[int, int, int, int], queries: int) -> None:
@@ -86,8 +91,7 @@ def test_batched_equals_single(
     device: torch.device, heads: tuple[int, int, int, int], queries: int
 ) -> None:
     """A sequence's bits do not depend on its neighbours, however keys are shared out."""
-    if ops().cuda_capability(device.index) not in (90, 100, 103):
-        pytest.skip("no clusters, or too little shared memory to share keys out in any number")
+    need_clusters(device)
     lengths = [2000, 5, 64, 700, 1100, 3, 3000, 90] * 5
     own = step(lengths, queries, heads).to(device, torch.float16)
     together = own.run()
@@ -102,6 +106,56 @@ def test_batched_equals_single(
         )
         single = Step(own.qkv[rows].contiguous(), own.table[rows], own.caches, alone, own.layer)
         assert torch.equal(single.run(), together[rows])
+
+
+# Lengths and number of sequences of texts that are passed as several: within and across pages and
+# steps of 16 keys, from the start of a text, longer than a warp, next to others.
+PACKED = [([8], [4]), ([258], [4]), ([300, 5, 257], [4, 4, 4]), ([300], [16]), ([4], [4])]
+PACKED += [([1100, 90, 700], [40, 1, 3]), ([128, 129, 2000, 64], [3, 2, 8, 5])]
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 64, 64), (32, 8, 128, 128), (4, 2, 192, 128)])
+@pytest.mark.parametrize(("lengths", "copies"), PACKED)
+def test_rows_of_one_text_as_sequences(
+    device: torch.device,
+    heads: tuple[int, int, int, int],
+    lengths: list[int],
+    copies: list[int],
+) -> None:
+    """They see each other's keys, which are not in the cache before."""
+    check(step(lengths, 1, heads, copies=copies), device)
+    check(step(lengths, 1, heads, copies=copies, norm=True, window=18), device)
+
+
+def test_new_rows_of_one_text_as_sequences(device: torch.device) -> None:
+    for queries in (2, 5, 16):
+        own = step([300, queries * 2, 600], queries, (8, 2, 128, 128), copies=[3, 2, 1])
+        check(own, device)
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 64, 64), (32, 8, 128, 128)])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_rows_of_one_text_equal_steps(
+    device: torch.device, heads: tuple[int, int, int, int], ahead: bool
+) -> None:
+    """Together in one launch or one after another: the same bits."""
+    need_clusters(device)
+    own = step([300, 1030, 4], 1, heads, copies=[4, 8, 4])
+    there = own.to(device, torch.float16)
+    together = there.run(ahead=ahead)
+    apart = own.to(device, torch.float16)
+    for row in range(together.shape[0]):
+        at = type(own.at)(
+            apart.at.page_table[row : row + 1],
+            apart.at.seq_lens[row : row + 1],
+            torch.tensor([0, 1], dtype=torch.int32, device=device),
+            apart.at.slots[row : row + 1],
+        )
+        rows = slice(row, row + 1)
+        single = Step(apart.qkv[rows], apart.table[rows], apart.caches, at, apart.layer)
+        assert torch.equal(single.run(), together[rows])
+    for mine, other in zip(there.caches, apart.caches, strict=True):
+        assert torch.equal(mine.nan_to_num(), other.nan_to_num())
 
 
 @pytest.mark.parametrize("at", [0, 100, 299])

@@ -34,9 +34,12 @@ template <class T, int D, int kTiles>
 struct Instance {
   static constexpr auto* kKernel = decode_attention_kernel<T, D, kTiles>;
 
+  static constexpr int kRows = 8 * kTiles;  // most of a cluster
+  static int rows(const DecodeAttentionParams& p) {
+    return rows_of_sequence(p) < kRows ? rows_of_sequence(p) : kRows;
+  }
   static int bytes(int rows, int v_dim, int cluster) {
-    const int most = 8 * kTiles;
-    return DecodeShape<D, kTiles>::bytes(rows < most ? rows : most, v_dim, cluster);
+    return DecodeShape<D, kTiles>::bytes(rows, v_dim, cluster);
   }
 
   static cudaLaunchConfig_t config(int64_t clusters, int cluster, int bytes,
@@ -54,8 +57,9 @@ struct Instance {
     return c;
   }
 
-  // Clusters of each size that run at once on a device, and bytes of a thread block; false: none.
-  static bool find_room(int device, int (&room)[kClusterSizes], int& limit) {
+  // Clusters of each size, with so many rows, that run at once on a device, and bytes of a thread
+  // block; false: none.
+  static bool find_room(int rows, int (&room)[kClusterSizes], int& limit) {
     limit = shared_memory().block;
     if (capability() < 90) return false;
     const auto size = cudaFuncAttributeMaxDynamicSharedMemorySize;
@@ -66,7 +70,7 @@ struct Instance {
     }
     for (int i = 0; i < kClusterSizes; ++i) {
       cudaLaunchAttribute attributes[2] = {};
-      cudaLaunchConfig_t c = config(1, 1 << i, bytes(8 * kTiles, D, 1 << i), attributes);
+      cudaLaunchConfig_t c = config(1, 1 << i, bytes(rows, D, 1 << i), attributes);
       c.numAttrs = 1;
       if (cudaOccupancyMaxActiveClusters(&room[i], kKernel, &c) != cudaSuccess) room[i] = 0;
     }
@@ -77,13 +81,14 @@ struct Instance {
   // The largest cluster with which all run at once, else the smallest that has the memory; 0: no
   // such kernel on this device.
   static int plan(const DecodeAttentionParams& p) {
-    static std::atomic<int> known[kMostDevices][kClusterSizes + 1];  // the last: bytes, -1: none
+    // By rows; the last: bytes, -1: none.
+    static std::atomic<int> known[kMostDevices][kRows][kClusterSizes + 1];
     int device = 0;
     if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return 0;
-    auto& own = known[device];
+    auto& own = known[device][rows(p) - 1];
     if (own[kClusterSizes].load() == 0) {
       int room[kClusterSizes] = {}, limit = 0;
-      const bool found = find_room(device, room, limit);
+      const bool found = find_room(rows(p), room, limit);
       for (int i = 0; i < kClusterSizes; ++i) own[i].store(room[i]);
       own[kClusterSizes].store(found ? limit : -1);
     }
@@ -92,7 +97,7 @@ struct Instance {
     while (i > 0 && wanted > own[i].load()) --i;
     for (; i < kClusterSizes; ++i) {
       const bool runs = i == 0 || own[i].load() > 0;
-      if (runs && bytes(rows_of_sequence(p), p.v_head_dim, 1 << i) <= own[kClusterSizes].load()) {
+      if (runs && bytes(rows(p), p.v_head_dim, 1 << i) <= own[kClusterSizes].load()) {
         return 1 << i;
       }
     }
@@ -101,7 +106,7 @@ struct Instance {
 
   static Status start(const DecodeAttentionParams& p, CudaStream stream) {
     cudaLaunchAttribute attributes[2] = {};
-    const int shared = bytes(rows_of_sequence(p), p.v_head_dim, p.cluster);
+    const int shared = bytes(rows(p), p.v_head_dim, p.cluster);
     cudaLaunchConfig_t c = config(clusters(p), p.cluster, shared, attributes);
     c.stream = stream;
     return cudaLaunchKernelEx(&c, kKernel, p) == cudaSuccess ? Status::kOk : Status::kDeviceError;

@@ -45,7 +45,8 @@ static __device__ __forceinline__ void copy_norms(const DecodeAttentionParams& p
   }
 }
 
-// The warp's steps [step, last) and before them the new rows, if it has them.
+// The warp's steps [step, last) and before them the new rows, if it has them. Steps below 0 only
+// start copies.
 template <int D, int kTiles>
 static __device__ __forceinline__ void run_part(DecodeState<D, kTiles>& state, DecodeKeys<D>& keys,
                                                 const DecodeAttentionParams& p,
@@ -60,7 +61,7 @@ static __device__ __forceinline__ void run_part(DecodeState<D, kTiles>& state, D
     const int key0 = is_new ? span.before : keys.key(step), end = is_new ? span.length : keys.end;
     if (!is_new) copy_wait<kDecodeStages - 1>();
     __syncwarp();
-    if (is_new || keys.known(step)) {
+    if (is_new || (step >= 0 && keys.known(step))) {
       float s[kTiles][4];
       state.scores(s, k, key0, end, scale, p.softcap);
       state.weigh(s);
@@ -84,7 +85,7 @@ static __device__ __forceinline__ void decode_attention_block(const DecodeAttent
   const DecodeSpan span(p, own.sequence);
   const DecodeShare share(p.v_head_dim, p.cluster);
   const DecodeMemory memory = Shape::memory(room, own.rows, share, p.cluster);
-  const int warp = threadIdx.x / kWarp, each = kDecodeParts / p.cluster, first = rank * each;
+  const int warp = threadIdx.x / kWarp, each = span.each, first = rank * each;
   const int senders = (span.parts + each - 1) / each;
   if (threadIdx.x == 0) {
     counted_start(memory.barrier, senders * own.rows * share.own(rank) * 24);
@@ -92,7 +93,10 @@ static __device__ __forceinline__ void decode_attention_block(const DecodeAttent
   __syncwarp();
   cluster_meet_arrive();
   DecodeKeys<D> keys(p, own.sequence, own.kv_head, memory.keys + warp * Shape::kWarpHalves);
-  keys.start(span, first, each);
+  keys.set(span, first, each);
+  int made;  // the first of its keys that other sequences bring
+  const int brought = span.brought_keys(first, each, made);
+  if (brought <= 0) keys.start();
   copy_norms<D>(p, memory.norms);
   const bool has_keys = span.fresh / each == rank;
   using Task = RowTask<T, D, kTiles>;
@@ -104,6 +108,10 @@ static __device__ __forceinline__ void decode_attention_block(const DecodeAttent
   if (p.ahead) wait();
   if (first < span.parts) {
     task.run(p);
+    if (brought > 0) {
+      const int64_t line = own.line(p, 0) - (span.old - made);
+      bring_keys<T, D, kTiles>(p, own.kv_head, memory.norms, line, brought);
+    }
     __syncthreads();
     state.load_rows(memory.q);
     const int count = span.parts - first < each ? span.parts - first : each;
@@ -112,7 +120,8 @@ static __device__ __forceinline__ void decode_attention_block(const DecodeAttent
     for (int i = 0; i < count; ++i) {
       const int last = keys.steps < (i + 1) * rounds ? keys.steps : (i + 1) * rounds;
       const bool takes_new = has_keys && warp == kDecodeWarps - 1 && first + i == span.fresh;
-      run_part(state, keys, p, span, i * rounds, last, takes_new ? memory.fresh : nullptr);
+      const int step = i == 0 && brought > 0 ? -kDecodeStages : i * rounds;
+      run_part(state, keys, p, span, step, last, takes_new ? memory.fresh : nullptr);
       if (i > 0) __syncthreads();  // the part before has been added
       state.save(memory.parts + warp * own.rows * Shape::kPitch, memory.bases + warp * 16,
                  own.rows);

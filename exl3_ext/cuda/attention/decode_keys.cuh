@@ -11,30 +11,76 @@ constexpr int kDecodeStages = 2;
 constexpr int kDecodeParts = 16;  // most parts that the keys of a sequence are summed in
 constexpr int kRoundKeys = kDecodeWarps * kStepKeys;
 
+// How many keys just before the new rows of a sequence, the first of which is at position `before`,
+// other rows of the launch bring: the rows just before in qkv, as far as they are stored where the
+// sequence has its keys. All lanes of a warp take part.
+static __device__ __forceinline__ int count_brought(const DecodeAttentionParams& p, int sequence,
+                                                    int before) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t rows = static_cast<int64_t>(sequence) * p.queries;  // before those of the sequence
+  int count = 0, more = rows > 0 ? kWarp : 0;
+#pragma unroll 1
+  while (more == kWarp) {
+    const int64_t line = rows - 1 - count - lane;
+    const int position = before - 1 - count - lane;
+    bool brought = false;
+    if (line >= 0 && position >= 0) {
+      const int64_t page = p.page_table[sequence * p.max_pages + position / kPageSize];
+      const int64_t slot = page * kPageSize + position % kPageSize;
+      brought = p.slots[line] == slot && page >= 0 && page < p.pages;
+    }
+    const unsigned others = __ballot_sync(0xFFFFFFFFu, !brought);
+    more = others ? __ffs(others) - 1 : kWarp;
+    count += more;
+  }
+  return count;
+}
+
 // The keys of a sequence in parts. How they are parted depends on the sequence alone. Old keys come
-// from the cache; the new rows are the part after the last one that has old keys, if there is one
-// left, else they join the last. Sums of parts are added as a binary tree over kDecodeParts leaves.
+// from the cache: parts of 64 up to 256 keys, then of 128 (a part costs a thread block that has
+// several about as much as 64 keys), from 2048 keys on kDecodeParts. The new rows are a part after
+// those, but join the last one if there are 4, 8 or 16: so thread blocks share them evenly. Sums of
+// parts are added as a binary tree over kDecodeParts leaves.
 struct DecodeSpan {
   int length, before;  // keys with and without the new rows; `before` may be below 0
-  int old;             // keys in the cache
+  int old;             // keys before the new rows
+  int brought;         // the last of those, which other rows of the launch bring
   int begin, low;      // the first key that is copied, and that some row sees
   int size;            // keys in a part
   int fresh;           // the part of the new rows
-  int parts;
+  int parts, each;     // in all, and for a thread block
 
   __device__ __forceinline__ DecodeSpan(const DecodeAttentionParams& p, int sequence) {
     length = p.seq_lens[sequence];
     if (length < 0 || length > p.max_pages * kPageSize) length = 0;
     before = length - p.queries;
     old = before > 0 ? before : 0;
+    brought = count_brought(p, sequence, before);
     low = p.window && old - p.window + 1 > 0 ? old - p.window + 1 : 0;
     begin = low / kStepKeys * kStepKeys;
     const int keys = old > begin ? old - begin : 0;
     const int rounds = (keys + kRoundKeys - 1) / kRoundKeys;
     size = (rounds + kDecodeParts - 1) / kDecodeParts * kRoundKeys;
+    if (rounds > 4 && size < 2 * kRoundKeys) size = 2 * kRoundKeys;
     const int used = size ? (keys + size - 1) / size : 0;
-    fresh = used < kDecodeParts ? used : kDecodeParts - 1;
+    fresh = used >= 4 && (used & (used - 1)) == 0 ? used - 1 : used;
     parts = fresh + 1;
+    each = 1;
+    while (each * p.cluster < parts) each *= 2;
+  }
+  // Keys of `count` parts from `part` on: those at [from, return).
+  __device__ __forceinline__ int range(int part, int count, int& from) const {
+    from = begin + part * size;
+    const int past = from + count * size;
+    return past < old ? past : old;
+  }
+  // How many of those other rows of the launch bring, from `made` on; 0 or less: none.
+  __device__ __forceinline__ int brought_keys(int part, int count, int& made) const {
+    int from;
+    const int end = range(part, count, from);
+    made = old - brought > low ? old - brought : low;
+    made = made > from ? made : from;
+    return end - made;
   }
 };
 
@@ -128,13 +174,16 @@ struct DecodeKeys {
     copy_commit();
   }
 
-  // Begins `count` parts from `part` on: their keys are one stream.
-  __device__ __forceinline__ void start(const DecodeSpan& span, int part, int count) {
-    const int from = span.begin + part * span.size, past = from + count * span.size;
+  // `count` parts from `part` on: their keys are one stream.
+  __device__ __forceinline__ void set(const DecodeSpan& span, int part, int count) {
+    int from;
+    end = span.range(part, count, from);
     low = span.low;
-    end = past < span.old ? past : span.old;
     first = from + threadIdx.x / kWarp * kStepKeys;
     steps = first < end ? (end - first + kRoundKeys - 1) / kRoundKeys : 0;
+  }
+
+  __device__ __forceinline__ void start() {
 #pragma unroll 1
     for (int i = 0; i < kDecodeStages; ++i) load(i);
   }

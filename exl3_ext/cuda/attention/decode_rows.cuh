@@ -100,10 +100,11 @@ struct Turn {
     }
   }
 
+  // Spelled out, so that every copy of this code gives the same bits.
   static __device__ __forceinline__ void turn(float& a, float& b, float c, float s) {
     const float u = a, v = b;
-    a = u * c - v * s;
-    b = v * c + u * s;
+    a = fmaf(-v, s, u * c);
+    b = fmaf(u, s, v * c);
   }
 
   __device__ __forceinline__ void apply(float (&v)[kGroups][8], int half, bool neighbours) const {
@@ -156,17 +157,18 @@ static __device__ __forceinline__ void norm_row(float (&v)[D / 32][8], const flo
 }
 
 // What one warp makes: warps 0 and 1 a tile of 8 rows of q, the last two 8 new keys and values
-// each, if the thread block has them. Rows that do not exist become zeros.
+// each, if the thread block has them. Rows that do not exist become zeros. In `bring_keys` every
+// warp 8 keys and values of other sequences.
 template <class T, int D, int kTiles>
 struct RowTask {
   const T *row, *v_row;  // the lane's first value of q or k, of v
   int left, v_left;      // values from it on
   const float* weight;
   Turn<D> angles;
-  uint4 *to, *v_to;            // the lane's row: of q or k, and of v
+  uint4 *to, *v_to;            // the lane's row: of q or k, and of v; null: not to shared memory
   uint4 *k_cached, *v_cached;  // the lane's first unit of a new key in the cache; null: not stored
   int place;                   // the lane's row
-  bool any, keys, valid;
+  bool any, keys;
 
   // The lane's row among those of q or of the new keys.
   static __device__ __forceinline__ int lane_row() {
@@ -177,39 +179,69 @@ struct RowTask {
   static __device__ __forceinline__ int lane_query(const DecodeAttentionParams& p,
                                                    const DecodeRows& own) {
     const bool keys = threadIdx.x / kWarp >= 2;
-    const int r = lane_row() < (keys ? p.queries : own.rows) ? lane_row() : 0;
+    const int r = has_row(p, own) ? lane_row() : 0;
     return keys ? r : (own.row0 + r) / own.group;
   }
+  static __device__ __forceinline__ bool has_row(const DecodeAttentionParams& p,
+                                                 const DecodeRows& own) {
+    return lane_row() < (threadIdx.x / kWarp >= 2 ? p.queries : own.rows);
+  }
+  static __device__ __forceinline__ int lane_head(const DecodeAttentionParams& p,
+                                                  const DecodeRows& own) {
+    if (threadIdx.x / kWarp >= 2) return p.q_heads + own.kv_head;
+    const int r = own.row0 + (has_row(p, own) ? lane_row() : 0);
+    return own.kv_head * own.group + r % own.group;
+  }
 
-  // query: `lane_query`. Reads nothing of the launch before.
-  __device__ __forceinline__ RowTask(const DecodeAttentionParams& p, const DecodeRows& own,
-                                     bool has_keys, const DecodeMemory& memory, int query)
-      : angles(p.table + own.line(p, query) * p.rot, p.rot / 2, p.interleaved) {
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % 4 * 8;
-    keys = warp >= 2;
-    any = keys ? has_keys : warp < kTiles;
-    place = lane_row();
-    valid = place < (keys ? p.queries : own.rows);
-    const int all = own.row0 + (valid ? place : 0);
-    const int head = keys ? p.q_heads + own.kv_head : own.kv_head * own.group + all % own.group;
-    const int64_t line = own.line(p, query);
+  // Row `line` of qkv, if that is `there`: of q head `head`, or of the keys and values.
+  __device__ __forceinline__ RowTask(const DecodeAttentionParams& p, int kv_head, int64_t line,
+                                     int head, bool is_key, bool there)
+      : angles(p.table + line * p.rot, p.rot / 2, p.interleaved), keys(is_key) {
+    const int lane = threadIdx.x % 4 * 8;
     row = static_cast<const T*>(p.qkv) + line * p.stride + head * p.head_dim + lane;
     v_row = static_cast<const T*>(p.qkv) + line * p.stride + (p.q_heads + p.kv_heads) * p.head_dim +
-            own.kv_head * p.v_head_dim + lane;
-    left = valid ? p.head_dim - lane : 0;
-    v_left = valid && keys ? p.v_head_dim - lane : 0;
+            kv_head * p.v_head_dim + lane;
+    left = there ? p.head_dim - lane : 0;
+    v_left = there && keys ? p.v_head_dim - lane : 0;
+    k_cached = v_cached = nullptr;
+  }
+
+  __device__ __forceinline__ void set_cached(const DecodeAttentionParams& p, int kv_head,
+                                             int64_t slot) {
+    if (slot < 0 || slot >= p.pages * kPageSize) return;
+    const int64_t at = slot * p.kv_heads + kv_head;
+    k_cached = reinterpret_cast<uint4*>(p.k_cache + at * p.head_dim) + threadIdx.x % 4;
+    v_cached = reinterpret_cast<uint4*>(p.v_cache + at * p.v_head_dim) + threadIdx.x % 4;
+  }
+
+  // A row of the thread block's own. query: `lane_query`. Reads nothing of the launch before.
+  __device__ __forceinline__ RowTask(const DecodeAttentionParams& p, const DecodeRows& own,
+                                     bool has_keys, const DecodeMemory& memory, int query)
+      : RowTask(p, own.kv_head, own.line(p, query), lane_head(p, own), threadIdx.x / kWarp >= 2,
+                has_row(p, own)) {
+    const int64_t line = own.line(p, query);
+    any = keys ? has_keys : threadIdx.x / kWarp < kTiles;
     weight = keys ? (p.k_norm ? memory.norms + D : nullptr) : (p.q_norm ? memory.norms : nullptr);
+    place = lane_row();
     to = reinterpret_cast<uint4*>(keys ? memory.fresh : memory.q) + place * (D / 8);
     v_to = to + kStepKeys * (D / 8);
-    k_cached = v_cached = nullptr;
-    if (any && keys && valid && own.row0 == 0) {
-      const int64_t slot = p.slots[line], at = slot * p.kv_heads + own.kv_head;
-      if (slot >= 0 && slot < p.pages * kPageSize) {
-        k_cached = reinterpret_cast<uint4*>(p.k_cache + at * p.head_dim) + threadIdx.x % 4;
-        v_cached = reinterpret_cast<uint4*>(p.v_cache + at * p.v_head_dim) + threadIdx.x % 4;
-      }
+    if (any && keys && has_row(p, own) && own.row0 == 0) {
+      set_cached(p, own.kv_head, p.slots[line]);
     }
-    if (!keys && valid) memory.out_at[place] = (line * p.q_heads + head) * p.v_head_dim;
+    if (!keys && has_row(p, own)) {
+      memory.out_at[place] = (line * p.q_heads + lane_head(p, own)) * p.v_head_dim;
+    }
+  }
+
+  // The key and value of row `line` of another sequence, if that is `there`; to the cache alone.
+  __device__ __forceinline__ RowTask(const DecodeAttentionParams& p, int kv_head,
+                                     const float* norms, int64_t line, bool there)
+      : RowTask(p, kv_head, line, p.q_heads + kv_head, true, there) {
+    any = true;
+    weight = p.k_norm ? norms + D : nullptr;
+    place = 0;
+    to = v_to = nullptr;
+    if (there) set_cached(p, kv_head, p.slots[line]);
   }
 
   __device__ __forceinline__ void run(const DecodeAttentionParams& p) {
@@ -227,6 +259,7 @@ struct RowTask {
 #pragma unroll
     for (int g = 0; g < D / 32; ++g) {
       store8(reinterpret_cast<__half*>(&packed[g]), x[g]);
+      if (!to) continue;
       to[k_unit(place, 4 * g + threadIdx.x % 4)] = packed[g];
       if (keys) v_to[v_unit(place, 4 * g + threadIdx.x % 4)] = v.halves(g);
     }
@@ -239,5 +272,18 @@ struct RowTask {
     }
   }
 };
+
+// Keys and values of `count` rows of qkv from `line` on, which belong to other sequences: to the
+// cache, from every thread block that reads them, the same bits from each. So none waits for
+// another. Apart, as few launches have such rows.
+template <class T, int D, int kTiles>
+static __device__ __noinline__ void bring_keys(const DecodeAttentionParams& p, int kv_head,
+                                               const float* norms, int64_t line, int count) {
+#pragma unroll 1
+  for (int first = threadIdx.x / kWarp * 8; first < count; first += kDecodeWarps * 8) {
+    const int i = first + threadIdx.x % kWarp / 4;
+    RowTask<T, D, kTiles>(p, kv_head, norms, line + (i < count ? i : 0), i < count).run(p);
+  }
+}
 
 }  // namespace exl3::cuda
