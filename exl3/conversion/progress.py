@@ -52,6 +52,11 @@ class Progress:
             self._task = self._bar.add_task("", total=max(total, 1), completed=done, left="")
             self._bar.start()
 
+    def count_from_here(self) -> None:
+        """What was done since the start, such as a pass over the whole model, took time that says
+        nothing of the time left."""
+        self._start = time.monotonic()
+
     def step(self, label: str) -> None:
         """A module begins."""
         self._label = label

@@ -97,6 +97,7 @@ class Conversion:
         work = [_weights_of(m for m in module if isinstance(m, Linear)) for module in modules]
         progress.start(sum(work), done=sum(work[: self.job.next_module_idx]))
         self._measure_sensitivity(progress)
+        progress.count_from_here()
         for index in range(self.job.next_module_idx, len(modules)):
             module = modules[index]
             progress.step(module.key)

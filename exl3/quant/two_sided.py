@@ -116,6 +116,9 @@ class TwoSidedWalk:
 def _strips(factors: Sequence[Tensor], count: int, *, flipped: bool) -> Tensor:
     """(count, factors, 16, size): for each tile of columns the transposed columns of each factor
     (size, size); with tiles in reverse both ways if `flipped`."""
-    tiles = torch.stack(list(factors)).view(-1, count, TILE_DIM, count, TILE_DIM)
-    tiles = tiles.flip(1, 3) if flipped else tiles
-    return tiles.permute(3, 0, 4, 1, 2).reshape(count, len(factors), TILE_DIM, -1)
+    result = factors[0].new_empty(count, len(factors), TILE_DIM, count, TILE_DIM)
+    for index, factor in enumerate(factors):
+        tiles = factor.view(count, TILE_DIM, count, TILE_DIM)
+        tiles = tiles.flip(0, 2) if flipped else tiles
+        result[:, index] = tiles.permute(2, 3, 0, 1)
+    return result.flatten(3)
