@@ -16,13 +16,15 @@ from .registry import fake, ops
 TILE = 256
 STATES = 65536
 LANES = 16
+COARSE_LANES = 32
 # The fixed point of `exl3/encode.h`.
+COARSE_BITS = 3
 TAGGED_BITS = 4
-COARSE_BITS = 2
-SQUARE = 2048
-LARGEST = 10900  # of a value at 3 and 4 bits: its square over SQUARE fits 16 bits
-GAIN = 27  # at 1 and 2 bits, with the limit below: weights fit a byte
+COARSE_LARGEST = (1443, 1443, 1150)  # of a value at 1 to 3 bits, in steps of the difference
+COARSE_SHIFT = (2, 2, 4)
 COARSE_LIMIT = 1.15
+SQUARE = 2048
+LARGEST = 10900  # of a value at 4 bits: its square over SQUARE fits 16 bits
 LIMIT = 1.5
 
 
@@ -56,34 +58,38 @@ class SearchTable:
 def search_table(codebook: Codebook, bits: int, device: torch.device | str = "cpu") -> SearchTable:
     """The edges of one codebook and bit rate in fixed point.
 
-    Up to 4 bits an edge is c^2 - 2wc as two products of int16, all multiples of 2^bits; above,
-    c itself, to be subtracted and squared. At 1 and 2 bits one of the factors, the weight, is a
-    byte, which costs 0.1 % of the error; elsewhere the rounding costs less than 0.05 %.
+    Up to 3 bits and from 5 bits on the table holds c, to be subtracted and squared; up to 3 bits
+    differences end at 3.5 (1 and 2 bits) or 2.5 standard deviations. At 4 bits an edge is
+    c^2 - 2wc as two products of int16, all multiples of 16. The rounding costs less than 0.1 % of
+    the error.
     """
     exact = codebook.values()
     values = exact.double()
     most = float(values.abs().max())
-    limit = LIMIT * most
     if bits <= COARSE_BITS:
-        unit = 1 << bits
-        limit, gain = COARSE_LIMIT * most, GAIN
-        first = ((values / most) ** 2 * 65535 / unit).floor() * unit - 32768
-        second = (values / most * 32767 / unit).floor() * unit
-        weight_scale = -4 * gain / most
-    elif bits <= TAGGED_BITS:
+        weight_scale = COARSE_LARGEST[bits - 1] / most
+        numbers = (values * weight_scale).round().to(torch.int16) << COARSE_SHIFT[bits - 1]
+        table = _rows(numbers, bits, COARSE_LANES)
+        return SearchTable(exact.to(device), table.to(device), COARSE_LIMIT * most, weight_scale, 0)
+    limit = LIMIT * most
+    if bits == TAGGED_BITS:
         second = (values * (LARGEST / most)).round()
         first = ((second**2 + SQUARE / 2) / SQUARE).floor() - 32768
         weight_scale, gain = -2 * LARGEST / most / 2**bits, SQUARE >> bits
     else:
         weight_scale, gain = math.floor(32767 / (most + limit)), 0
         first, second = (values * weight_scale).round(), torch.zeros_like(values)
-    pairs = torch.stack([first, second], -1).to(torch.int16)
-    fan = 1 << bits
-    rows = pairs.view(fan, STATES // fan // LANES, LANES, 2)
-    if fan < LANES:  # lanes of a row repeat its LANES / fan predecessors
-        rows = rows.view(fan, -1, LANES // fan, fan, 2).transpose(2, 3)
-    rows = rows.reshape(fan, -1, LANES, 2).transpose(0, 1).contiguous()
-    return SearchTable(exact.to(device), rows.to(device), limit, weight_scale, gain)
+    pairs = _rows(torch.stack([first, second], -1).to(torch.int16), bits, LANES)
+    return SearchTable(exact.to(device), pairs.to(device), limit, weight_scale, gain)
+
+
+def _rows(numbers: Tensor, bits: int, lanes: int) -> Tensor:
+    """(65536, ...) by state to (nodes / lanes, 2^bits, lanes, ...)."""
+    fan, more = 1 << bits, numbers.shape[1:]
+    rows = numbers.view(fan, STATES // fan // lanes, lanes, *more)
+    if fan < lanes and lanes == COARSE_LANES:  # a row's lanes repeat its lanes / fan predecessors
+        rows = rows.view(fan, -1, lanes // fan, fan, *more).transpose(2, 3)
+    return rows.reshape(fan, -1, lanes, *more).transpose(0, 1).contiguous()
 
 
 def trellis_encode(

@@ -22,9 +22,10 @@ inline EncodeParams encode_params(const Tensor& tiles, const Tensor& codebook, c
   EXL3_CHECK_SIZE(op, codebook, 0, kStates);
   EXL3_CHECK_DTYPE(op, table, Short);
   EXL3_CHECK_CONTIGUOUS(op, table);
-  EXL3_CHECK(op, table.numel() == 2 * kStates, "table has ", table.numel(), " elements, expected ",
-             2 * kStates);
   EXL3_CHECK(op, bits >= 1 && bits <= 8, "bits is ", bits, ", expected 1 to 8");
+  const int numbers = bits <= kEncodeCoarseBits ? kStates : 2 * kStates;
+  EXL3_CHECK(op, table.numel() == numbers, "table has ", table.numel(), " elements, expected ",
+             numbers);
   EncodeParams p{};
   p.tiles = data<float>(tiles);
   p.codebook = data<float>(codebook);

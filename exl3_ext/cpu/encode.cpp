@@ -9,7 +9,8 @@
 //
 // Each thread keeps kEncodeBatch tiles in flight and advances them together, so that each row of
 // the table (256 KiB, from the second-level cache) serves all of them; when one closes the next
-// tile takes its place. Memory per tile in flight: 512 steps of choices (bytes) or costs (words).
+// tile takes its place. Memory per tile in flight: 512 steps of choices or costs; up to 3 bits the
+// costs of every second or fourth.
 #include "exl3/encode.h"
 
 #include <algorithm>
@@ -30,8 +31,9 @@ constexpr int kStagger = 320;  // keeps the rows of different tiles in different
 
 int64_t slot_bytes(int bits) {
   const int64_t nodes = kStates >> bits;
-  const int64_t bytes =
-      bits <= kEncodeTaggedBits ? nodes * (2 * 4 + kRing * bits / 8) : nodes * 4 * kRing;
+  int64_t bytes = nodes * 4 * kRing;
+  if (bits == kEncodeTaggedBits) bytes = nodes * (2 * 4 + kRing * bits / 8);
+  if (bits <= kEncodeCoarseBits) bytes = nodes * 2 * (2 + kRing / encode_stride(bits));
   return (bytes + 4095) / 4096 * 4096 + kStagger;
 }
 
@@ -41,7 +43,10 @@ class Walk {
   void place(const EncodeParams& p, unsigned char* memory) {
     p_ = &p;
     nodes_ = kStates >> p.bits;
-    tagged_ = p.bits <= kEncodeTaggedBits;
+    stride_ = encode_stride(p.bits);
+    tagged_ = p.bits == kEncodeTaggedBits;
+    coarse_ = p.bits <= kEncodeCoarseBits;
+    coarse_costs_ = reinterpret_cast<int16_t*>(memory);
     costs_ = reinterpret_cast<int32_t*>(memory);
     choices_ = reinterpret_cast<uint16_t*>(costs_ + (tagged_ ? 2 * nodes_ : 0));
   }
@@ -51,7 +56,8 @@ class Walk {
     const float* w = p_->tiles + tile * kTileNumel;
     for (int i = 0; i < kTileNumel; ++i) {
       const float inside = std::fmin(std::fmax(w[i], -p_->weight_limit), p_->weight_limit);
-      weight_[i] = static_cast<int16_t>(std::lrint(inside * p_->weight_scale));
+      const long y = std::lrint(inside * p_->weight_scale);
+      weight_[i] = static_cast<int16_t>(coarse_ ? y << encode_coarse_shift(p_->bits) : y);
     }
     start(0, -1);
     goal_ = kTileNumel + kEncodePatience[p_->bits].first;
@@ -62,9 +68,21 @@ class Walk {
     t.after = row(step_ + 1);
     t.choice = choices(step_);
     t.low = low_;
-    const int16_t y = weight_[(origin_ + step_) & (kTileNumel - 1)];
-    t.y[0] = tagged_ ? static_cast<int16_t>(p_->gain * encode_unit(p_->bits)) : y;
-    t.y[1] = tagged_ ? static_cast<int16_t>(y * encode_unit(p_->bits)) : int16_t{0};
+    const int16_t y = weight(step_);
+    t.y[0] = tagged_ ? static_cast<int16_t>(p_->gain * kEncodeUnit) : y;
+    t.y[1] = tagged_ ? static_cast<int16_t>(y * kEncodeUnit) : int16_t{0};
+  }
+
+  void fill(EncodeCoarseStep::Tile& t) {
+    t.before = coarse_row(step_);
+    t.after = coarse_row(step_ + 1);
+    t.y = weight(step_);
+    t.wide = encode_wide(p_->bits, t.y);
+    t.reference = 0;
+    if (step_ == 0) return;
+    t.reference = t.before[0];
+    for (int i = 1; i < kEncodeReferences; ++i)
+      t.reference = std::min(t.reference, t.before[i << p_->bits]);
   }
 
   // Takes the result of a step; true when the tile is encoded.
@@ -93,7 +111,16 @@ class Walk {
   }
 
  private:
+  int16_t weight(int step) const { return weight_[(origin_ + step) & (kTileNumel - 1)]; }
+
   int32_t* row(int step) { return costs_ + int64_t{step & (tagged_ ? 1 : kRing - 1)} * nodes_; }
+
+  // Every stride-th row stays in the ring; two are for those between.
+  int16_t* coarse_row(int step) {
+    const int kept = kRing / stride_;
+    const int at = step % stride_ ? kept + (step & 1) : step / stride_ & (kept - 1);
+    return coarse_costs_ + int64_t{at} * nodes_;
+  }
 
   uint16_t* choices(int step) {
     return choices_ + int64_t{step & (kRing - 1)} * (nodes_ / 16 * p_->bits);
@@ -105,30 +132,78 @@ class Walk {
     forced_ = node;
     step_ = traced_ = 0;
     low_ = 0;
+    if (coarse_) {
+      std::fill_n(coarse_row(0), nodes_, static_cast<int16_t>(node < 0 ? 0 : kEncodeCoarseFar));
+      if (node >= 0) coarse_row(0)[node] = 0;
+      return;
+    }
     for (int i = 0; i < nodes_; ++i) {
       const int tag = tagged_ ? i >> (16 - 2 * p_->bits) : 0;
-      costs_[i] = (node < 0 || i == node ? 0 : encode_cap(p_->bits) & -256) | tag;
+      costs_[i] = (node < 0 || i == node ? 0 : kEncodeCap & -256) | tag;
     }
   }
 
   int best_node() {
+    if (coarse_) {
+      const int16_t* costs = coarse_row(step_);
+      return static_cast<int>(std::min_element(costs, costs + nodes_) - costs);
+    }
     const int32_t* costs = row(step_);
     return static_cast<int>(std::find(costs, costs + nodes_, low_) - costs);
+  }
+
+  // Finds the h of the stride steps before `at` on the best path to `node` there: all ways from the
+  // row of costs at their beginning, step by step what the search did.
+  void find_ways(int at, int node) {
+    const int bits = p_->bits, fan = 1 << bits;
+    const int16_t* row = coarse_row(at - stride_);
+    int ways[4], nodes[256], costs[256], choices[4][64];  // by depth, the last h lowest
+    ways[0] = 1;
+    for (int d = 1; d < stride_; ++d) ways[d] = ways[d - 1] << bits;
+    const auto reached = [&](int way, int depth) {
+      int result = node;
+      for (int d = depth - 1; d >= 0; --d)
+        result = (way >> d * bits & (fan - 1)) << (16 - 2 * bits) | result >> bits;
+      return result;
+    };
+    for (int way = 0; way < ways[stride_ - 1] << bits; ++way)
+      costs[way] = row[reached(way, stride_)];
+    for (int d = stride_ - 1; d >= 0; --d) {
+      const int y = weight(at - 1 - d);
+      const bool wide = encode_wide(bits, y);
+      for (int way = 0; way < ways[d]; ++way) nodes[way] = reached(way, d);
+      for (int way = 0; way < ways[d]; ++way) {
+        int best = INT32_MAX;
+        for (int h = 0; h < fan; ++h) {
+          const int number = p_->table[encode_coarse_place(bits, h, nodes[way])];
+          const int cost = costs[way << bits | h] + encode_coarse_edge(number, y, wide);
+          best = std::min(best, cost << 3 | h);
+        }
+        costs[way] = best >> 3;
+        choices[d][way] = best & 7;
+      }
+    }
+    for (int d = 0, way = 0; d < stride_; ++d) {
+      ways_[d] = choices[d][way];
+      way = way << bits | ways_[d];
+    }
   }
 
   // The state of `step` on the best path to `node` after it.
   int chosen(int step, int node) {
     const int bits = p_->bits, fan = 1 << bits;
     int h = 0;
-    if (tagged_) {
-      const int period = 16 >> bits;
-      const int lane = (node & (fan - 1)) * period + ((node & 15) >> bits);
+    if (coarse_) {
+      const int back = stride_ - 1 - step % stride_;
+      if (back == 0) find_ways(step + 1, node);
+      h = ways_[back];
+    } else if (tagged_) {
       const uint16_t* choice = choices(step) + (node >> 4) * bits;
-      for (int i = 0; i < bits; ++i) h |= (choice[i] >> lane & 1) << i;
+      for (int i = 0; i < bits; ++i) h |= (choice[i] >> (node & 15) & 1) << i;
     } else {
       const int32_t* old = row(step) + (node >> bits);
       const int16_t* x = p_->table + (int64_t{node >> 4} * fan * 16 + (node & 15)) * 2;
-      const int y = weight_[(origin_ + step) & (kTileNumel - 1)];
+      const int y = weight(step);
       int32_t best = INT32_MAX;
       for (int i = 0; i < fan; ++i) {
         const int d = x[i * 32] - y;
@@ -142,7 +217,7 @@ class Walk {
     return h << (16 - bits) | node;
   }
 
-  int oldest() const { return std::max(0, step_ - (kRing - 1)); }
+  int oldest() const { return std::max(0, step_ - encode_reach(p_->bits)); }
 
   // path_[t] becomes the node before step t of the best path to `node`; stops where that path
   // meets the one traced before.
@@ -194,7 +269,10 @@ class Walk {
 
   const EncodeParams* p_ = nullptr;
   int nodes_ = 0;
-  bool tagged_ = false;
+  int stride_ = 1;
+  bool tagged_ = false, coarse_ = false;
+  int16_t* coarse_costs_ = nullptr;
+  int ways_[4] = {};             // the last find_ways
   int32_t* costs_ = nullptr;     // two rows, or kRing rows
   uint16_t* choices_ = nullptr;  // kRing rows
   int64_t tile_ = 0;
@@ -204,11 +282,17 @@ class Walk {
   uint16_t path_[kRing];
 };
 
+void run(EncodeStep& s) { kernels().encode_step(s); }
+void run(EncodeCoarseStep& s) { kernels().encode_coarse_step(s); }
+int32_t low(const EncodeStep::Tile& t) { return t.low; }
+int32_t low(const EncodeCoarseStep::Tile&) { return 0; }
+
 // Encodes tiles until the counter runs out.
+template <class Step>
 void work(const EncodeParams& p, std::atomic<int64_t>& next, unsigned char* memory) {
   Walk walks[kEncodeBatch];
   int live[kEncodeBatch];
-  EncodeStep s{};
+  Step s{};
   s.table = p.table;
   s.bits = p.bits;
   for (int i = 0; i < kEncodeBatch; ++i) {
@@ -218,14 +302,13 @@ void work(const EncodeParams& p, std::atomic<int64_t>& next, unsigned char* memo
     walks[i].begin(tile);
     live[s.count++] = i;
   }
-  const auto step = kernels().encode_step;
   while (s.count > 0) {
     for (int i = 0; i < s.count; ++i) walks[live[i]].fill(s.tile[i]);
-    step(s);
+    run(s);
     int kept = 0;
     for (int i = 0; i < s.count; ++i) {
       Walk& walk = walks[live[i]];
-      if (walk.advance(s.tile[i].low)) {
+      if (walk.advance(low(s.tile[i]))) {
         const int64_t tile = next.fetch_add(1, std::memory_order_relaxed);
         if (tile >= p.n_tiles) continue;
         walk.begin(tile);
@@ -244,8 +327,10 @@ Status encode_cpu(const EncodeParams& p) {
   if (p.bits < 1 || p.bits > 8 || num_threads() > p.threads) return Status::kBadArgument;
   std::atomic<int64_t> next{0};
   const int64_t stride = encode_workspace_bytes(p.bits);
-  parallel_for(std::min<int64_t>(p.n_tiles, p.threads), 1,
-               [&](int64_t, int64_t, int thread) { work(p, next, p.workspace + thread * stride); });
+  const auto run_work = p.bits <= kEncodeCoarseBits ? work<EncodeCoarseStep> : work<EncodeStep>;
+  parallel_for(std::min<int64_t>(p.n_tiles, p.threads), 1, [&](int64_t, int64_t, int thread) {
+    run_work(p, next, p.workspace + thread * stride);
+  });
   return Status::kOk;
 }
 

@@ -8,6 +8,7 @@
 namespace exl3 {
 
 struct EncodeStep;
+struct EncodeCoarseStep;
 struct HadamardParams;
 struct TrellisDecodeParams;
 struct TrellisPackParams;
@@ -47,6 +48,7 @@ using AttentionParams = Attention<float>;
 struct KernelTable {
   // One step of the trellis search of some tiles.
   void (*encode_step)(EncodeStep& s) = nullptr;
+  void (*encode_coarse_step)(EncodeCoarseStep& s) = nullptr;
   // Rows [begin, end) of a block-diagonal Hadamard transform.
   void (*hadamard_rows)(const HadamardParams& p, int64_t begin, int64_t end) = nullptr;
   // Tiles [begin, end).

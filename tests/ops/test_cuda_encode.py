@@ -37,7 +37,7 @@ def test_error_and_bytes(golden_tiles: Tensor, codebook: Codebook, bits: int) ->
     assert torch.equal(trellis[:8], want[0]) and torch.equal(values[:8], want[1])
 
 
-@pytest.mark.parametrize("bits", [1, 3, 4, 6])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 6])
 def test_tiles_do_not_depend_on_their_company(golden_tiles: Tensor, bits: int) -> None:
     """More tiles than fit the device at once, fewer, one, none."""
     many = golden_tiles.repeat(9, 1).cuda()
@@ -48,7 +48,7 @@ def test_tiles_do_not_depend_on_their_company(golden_tiles: Tensor, bits: int) -
         assert torch.equal(got, want[:count])
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 7])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 7])
 def test_extreme_tiles(bits: int) -> None:
     tiles = torch.zeros(6, 256)
     tiles[1] = 1e-30

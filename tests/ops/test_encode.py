@@ -80,7 +80,7 @@ def test_tile_by_tile(isa: str, golden_tiles: Tensor, count: int) -> None:
         assert torch.equal(one[0], trellis[i])
 
 
-@pytest.mark.parametrize("bits", [4, 7])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 7])
 def test_extreme_tiles(isa: str, bits: int) -> None:
     """Constant, empty, tiny, spiky and far out of the codebook's range: still a closed path."""
     tiles = torch.zeros(6, 256)
@@ -94,17 +94,16 @@ def test_extreme_tiles(isa: str, bits: int) -> None:
     assert values[3].max() < -1 and values[2].mean() > 1
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("bits", range(4, 9))
 @pytest.mark.parametrize("codebook", list(Codebook), ids=lambda c: c.label)
 def test_costs_cannot_overflow(codebook: Codebook, bits: int) -> None:
     """A capped cost plus the largest edge, and two of the least edges, fit 32 bits."""
     search = search_table(codebook, bits)
     first, second = search.table.double().unbind(-1)
     y = round(search.weight_limit * search.weight_scale)
-    unit = 1 if bits <= 2 else 2**bits
-    if bits <= 4:
-        assert abs(y) * unit < 2**15
-        edges = torch.stack([(first * search.gain + second * s * y) * unit for s in (-1, 1)])
+    if bits == 4:
+        assert abs(y) * 16 < 2**15
+        edges = torch.stack([(first * search.gain + second * s * y) * 16 for s in (-1, 1)])
         assert not bool((edges % 2**bits).any())  # the tag lies below
     else:
         assert float(first.abs().max()) + abs(y) < 2**15
@@ -113,18 +112,27 @@ def test_costs_cannot_overflow(codebook: Codebook, bits: int) -> None:
 
 
 @pytest.mark.parametrize("codebook", list(Codebook), ids=lambda c: c.label)
-@pytest.mark.parametrize("bits", range(1, 5))
-def test_table_is_what_cuda_takes_it_for(codebook: Codebook, bits: int) -> None:
-    """At 1 and 2 bits weight and gain are bytes; above, one number gives the other."""
-    search = search_table(codebook, bits)
-    first, second = search.table.int().unbind(-1)
+@pytest.mark.parametrize("bits", range(1, 4))
+def test_coarse_numbers_are_exact_in_float16(codebook: Codebook, bits: int) -> None:
+    """CUDA keeps table and weights as float16: integers of at most 11 bits. Where a difference
+    needs more, the edge is at its bound; int16 holds them with their shift."""
+    table = search_table(codebook, bits).table.int()
+    search, shift = search_table(codebook, bits), (2, 2, 4)[bits - 1]
+    assert not bool((table % 2**shift).any())
     y = round(search.weight_limit * search.weight_scale)
-    if bits <= 2:
-        assert abs(y) < 128 and 0 < search.gain < 128
-        assert not bool(((first | second) % 2**bits).any())
-    else:
-        assert search.gain << bits == 2048
-        assert torch.equal(first, ((second * second + 1024) >> 11) - 32768)
+    largest = int(table.abs().max()) >> shift
+    assert largest <= 2048 and abs(y) <= 2048 and abs(y) << shift < 2**15
+    bound = 1024 << 15 if bits < 3 else 4 * 1024 << 15  # edges of 3 bits may be wide
+    assert 2049**2 << 2 * shift >= bound
+
+
+@pytest.mark.parametrize("codebook", list(Codebook), ids=lambda c: c.label)
+def test_table_is_what_cuda_takes_it_for(codebook: Codebook) -> None:
+    """At 4 bits one number gives the other."""
+    search = search_table(codebook, 4)
+    first, second = search.table.int().unbind(-1)
+    assert search.gain << 4 == 2048
+    assert torch.equal(first, ((second * second + 1024) >> 11) - 32768)
 
 
 def test_bad_arguments_are_named() -> None:

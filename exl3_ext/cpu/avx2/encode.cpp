@@ -1,7 +1,7 @@
 // One step of the trellis search (cpu/encode_step.h) in AVX2.
 //
 // A row of 16 nodes is two registers per tile. Per 8 edges of a tile: vpmaddwd, vpaddd and vpminsd
-// (tagged rates), or a subtraction more (the others); one broadcast load serves both halves of a
+// (4 bits), or a subtraction more (the others); one broadcast load serves both halves of a
 // row, the load of the table row all tiles. Bound by the three ports of vector arithmetic.
 #include "cpu/avx2/encode.h"
 
@@ -9,15 +9,6 @@
 
 namespace exl3::avx2 {
 namespace {
-
-// The predecessors of a row for one h, repeated over the 8 lanes of each half.
-template <int K>
-static inline __m256i load_old(const int32_t* p) {
-  if constexpr (K == 1) return _mm256_loadu_si256((const __m256i*)p);
-  if constexpr (K == 2) return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
-  if constexpr (K == 3) return _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i*)p));
-  return _mm256_set1_epi32(*p);
-}
 
 template <int K>
 static inline __m256i relax(__m256i best, __m256i old, __m256i x, __m256i y) {
@@ -36,31 +27,6 @@ static inline __m128i low_bytes(__m256i a, __m256i b) {
   return _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
 }
 
-// Table order to node order, and store. Node q * 2^K + j of the row is lane j * R + q.
-template <int K>
-static inline void store_row(int32_t* to, __m256i a, __m256i b) {
-  if constexpr (K == 3) {  // R = 2: even lanes, then odd lanes
-    const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
-    const __m256i u = _mm256_permutevar8x32_epi32(a, even);
-    const __m256i v = _mm256_permutevar8x32_epi32(b, even);
-    a = _mm256_permute2x128_si256(u, v, 0x20);
-    b = _mm256_permute2x128_si256(u, v, 0x31);
-  } else if constexpr (K == 2) {  // R = 4: a 4 x 4 transpose of [a.lo, a.hi, b.lo, b.hi]
-    const __m256i lo = _mm256_permute2x128_si256(a, b, 0x20);
-    const __m256i hi = _mm256_permute2x128_si256(a, b, 0x31);
-    const __m256i u = _mm256_unpacklo_epi32(lo, hi), v = _mm256_unpackhi_epi32(lo, hi);
-    const __m256i even = _mm256_setr_epi32(0, 1, 4, 5, 2, 3, 6, 7);
-    a = _mm256_permutevar8x32_epi32(u, even);
-    b = _mm256_permutevar8x32_epi32(v, even);
-  } else if constexpr (K == 1) {  // R = 8: a and b interleaved
-    const __m256i u = _mm256_unpacklo_epi32(a, b), v = _mm256_unpackhi_epi32(a, b);
-    a = _mm256_permute2x128_si256(u, v, 0x20);
-    b = _mm256_permute2x128_si256(u, v, 0x31);
-  }
-  _mm256_storeu_si256((__m256i*)to, a);
-  _mm256_storeu_si256((__m256i*)(to + 8), b);
-}
-
 static inline int32_t least(__m256i v) {
   alignas(32) int32_t lanes[8];
   _mm256_store_si256((__m256i*)lanes, v);
@@ -72,9 +38,8 @@ static inline int32_t least(__m256i v) {
 template <int K, int B>
 static void step(const int16_t* table, EncodeStep::Tile* tiles) {
   constexpr int kNodes = kStates >> K, kFan = 1 << K, kOld = kNodes >> K;
-  constexpr bool kTagged = K <= kEncodeTaggedBits;
-  constexpr int kPeriod = K < 4 ? 16 >> K : 1;
-  const __m256i cap = _mm256_set1_epi32(encode_cap(K));
+  constexpr bool kTagged = K == kEncodeTaggedBits;
+  const __m256i cap = _mm256_set1_epi32(kEncodeCap);
   __m256i y[B], shift[B], low[B];
   for (int b = 0; b < B; ++b) {
     const EncodeStep::Tile& t = tiles[b];
@@ -83,7 +48,7 @@ static void step(const int16_t* table, EncodeStep::Tile* tiles) {
     low[b] = cap;
   }
   for (int row = 0; row < kNodes / 16; ++row) {
-    const int first = K < 4 ? row * kPeriod : row >> (K < 4 ? 0 : K - 4);
+    const int first = row >> (K - 4);
     __m256i best[B][2];
     for (int b = 0; b < B; ++b) best[b][0] = best[b][1] = _mm256_add_epi32(cap, shift[b]);
 #pragma GCC unroll 4
@@ -93,7 +58,7 @@ static void step(const int16_t* table, EncodeStep::Tile* tiles) {
       table += 32;
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
-        const __m256i old = load_old<K>(tiles[b].before + h * kOld + first);
+        const __m256i old = _mm256_set1_epi32(tiles[b].before[h * kOld + first]);
         best[b][0] = relax<K>(best[b][0], old, x0, y[b]);
         best[b][1] = relax<K>(best[b][1], old, x1, y[b]);
       }
@@ -112,7 +77,8 @@ static void step(const int16_t* table, EncodeStep::Tile* tiles) {
         c1 = _mm256_or_si256(_mm256_and_si256(c1, keep), tag);
       }
       low[b] = _mm256_min_epi32(low[b], _mm256_min_epi32(c0, c1));
-      store_row<K>(t.after + row * 16, c0, c1);
+      _mm256_storeu_si256((__m256i*)(t.after + row * 16), c0);
+      _mm256_storeu_si256((__m256i*)(t.after + row * 16 + 8), c1);
     }
   }
   for (int b = 0; b < B; ++b) tiles[b].low = least(low[b]);
@@ -129,9 +95,8 @@ static void step_of(EncodeStep& s) {
 
 void encode_step(EncodeStep& s) {
   using Fn = void (*)(EncodeStep&);
-  static constexpr Fn kByBits[] = {step_of<1>, step_of<2>, step_of<3>, step_of<4>,
-                                   step_of<5>, step_of<6>, step_of<7>, step_of<8>};
-  kByBits[s.bits - 1](s);
+  static constexpr Fn kByBits[] = {step_of<4>, step_of<5>, step_of<6>, step_of<7>, step_of<8>};
+  kByBits[s.bits - 4](s);
 }
 
 }  // namespace exl3::avx2

@@ -3,4 +3,5 @@
 
 namespace exl3::avx2 {
 void encode_step(EncodeStep& s);
-}
+void encode_coarse_step(EncodeCoarseStep& s);
+}  // namespace exl3::avx2

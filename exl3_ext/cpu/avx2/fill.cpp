@@ -10,6 +10,7 @@ namespace exl3 {
 
 void fill_avx2(KernelTable& t) {
   t.encode_step = avx2::encode_step;
+  t.encode_coarse_step = avx2::encode_coarse_step;
   t.hadamard_rows = avx2::hadamard_rows;
   avx2::fill_linear(t);
   t.trellis_decode = avx2::trellis_decode;

@@ -1,7 +1,7 @@
 // One step of the trellis search (cpu/encode_step.h) in AVX-512 with VNNI.
 //
 // A row of 16 nodes is one register per tile. Per 16 edges of a tile: one broadcast load, a
-// vpdpwssd and a vpminsd (tagged rates), or a subtraction more (the others); the load of the table
+// vpdpwssd and a vpminsd (4 bits), or a subtraction more (the others); the load of the table
 // row is shared by the tiles. Bound by the two ports that run 512-bit arithmetic.
 #include "cpu/avx512/encode.h"
 
@@ -9,15 +9,6 @@
 
 namespace exl3::avx512 {
 namespace {
-
-// The predecessors of a row for one h, repeated over the lanes.
-template <int K>
-static inline __m512i load_old(const int32_t* p) {
-  if constexpr (K == 1) return _mm512_broadcast_i32x8(_mm256_loadu_si256((const __m256i*)p));
-  if constexpr (K == 2) return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p));
-  if constexpr (K == 3) return _mm512_broadcastq_epi64(_mm_loadl_epi64((const __m128i*)p));
-  return _mm512_set1_epi32(*p);
-}
 
 template <int K>
 static inline __m512i relax(__m512i best, __m512i old, __m512i x, __m512i y) {
@@ -28,22 +19,11 @@ static inline __m512i relax(__m512i best, __m512i old, __m512i x, __m512i y) {
   return _mm512_min_epi32(best, _mm512_dpwssd_epi32(old, x, y));
 }
 
-// Where the lanes of a row (table order) go to be in node order.
-template <int K>
-static inline __m512i node_order() {
-  constexpr int kPeriod = K < 4 ? 16 >> K : 1;
-  alignas(64) int32_t from[16];
-  for (int i = 0; i < 16; ++i) from[i] = K < 4 ? (i % (1 << K)) * kPeriod + (i >> K) : i;
-  return _mm512_load_si512(from);
-}
-
 template <int K, int B>
 static void step(EncodeStep& s) {
   constexpr int kNodes = kStates >> K, kFan = 1 << K, kOld = kNodes >> K;
-  constexpr bool kTagged = K <= kEncodeTaggedBits;
-  constexpr int kPeriod = K < 4 ? 16 >> K : 1;
-  const __m512i order = node_order<K>();
-  const __m512i cap = _mm512_set1_epi32(encode_cap(K));
+  constexpr bool kTagged = K == kEncodeTaggedBits;
+  const __m512i cap = _mm512_set1_epi32(kEncodeCap);
   const __m512i keep = _mm512_set1_epi32(encode_keep(K));
   __m512i y[B], shift[B], low[B];
   for (int b = 0; b < B; ++b) {
@@ -54,7 +34,7 @@ static void step(EncodeStep& s) {
   }
   const int16_t* table = s.table;
   for (int row = 0; row < kNodes / 16; ++row) {
-    const int first = K < 4 ? row * kPeriod : row >> (K < 4 ? 0 : K - 4);
+    const int first = row >> (K - 4);
     __m512i best[B];
     for (int b = 0; b < B; ++b) best[b] = _mm512_add_epi32(cap, shift[b]);
 #pragma GCC unroll 16
@@ -63,7 +43,7 @@ static void step(EncodeStep& s) {
       table += 32;
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b)
-        best[b] = relax<K>(best[b], load_old<K>(s.tile[b].before + h * kOld + first), x, y[b]);
+        best[b] = relax<K>(best[b], _mm512_set1_epi32(s.tile[b].before[h * kOld + first]), x, y[b]);
     }
     for (int b = 0; b < B; ++b) {
       const EncodeStep::Tile& t = s.tile[b];
@@ -75,7 +55,6 @@ static void step(EncodeStep& s) {
         cost = _mm512_ternarylogic_epi32(cost, keep, tag, 0xEA);  // (cost & keep) | tag
       }
       low[b] = _mm512_min_epi32(low[b], cost);
-      if constexpr (K < 4) cost = _mm512_permutexvar_epi32(order, cost);
       _mm512_storeu_si512(t.after + row * 16, cost);
     }
   }
@@ -94,9 +73,8 @@ static void step_of(EncodeStep& s) {
 
 void encode_step(EncodeStep& s) {
   using Fn = void (*)(EncodeStep&);
-  static constexpr Fn kByBits[] = {step_of<1>, step_of<2>, step_of<3>, step_of<4>,
-                                   step_of<5>, step_of<6>, step_of<7>, step_of<8>};
-  kByBits[s.bits - 1](s);
+  static constexpr Fn kByBits[] = {step_of<4>, step_of<5>, step_of<6>, step_of<7>, step_of<8>};
+  kByBits[s.bits - 4](s);
 }
 
 }  // namespace exl3::avx512

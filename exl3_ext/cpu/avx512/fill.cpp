@@ -10,6 +10,7 @@ namespace exl3 {
 
 void fill_avx512(KernelTable& t) {
   t.encode_step = avx512::encode_step;
+  t.encode_coarse_step = avx512::encode_coarse_step;
   t.hadamard_rows = avx512::hadamard_rows;
   t.trellis_decode = avx512::trellis_decode;
   avx512::fill_rows(t);

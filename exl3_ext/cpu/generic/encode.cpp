@@ -6,14 +6,10 @@ namespace {
 
 constexpr int kLanes = kEncodeLanes;
 
-// best[i] = min(best[i], old[i mod P] + edge) for one row of the table. Short split loops, and no
-// inlining of the first: GCC 12 at SSE2 then makes widening products (1.5 times as fast).
-template <int K>
-[[gnu::noinline]] void relax_tagged(const int32_t* old, const int16_t* table, const int16_t* y,
+// best[i] = min(best[i], old + edge) for one row of the table. Short split loops, and no inlining
+// of the first: GCC 12 at SSE2 then makes widening products (1.5 times as fast).
+[[gnu::noinline]] void relax_tagged(int32_t old, const int16_t* table, const int16_t* y,
                                     int32_t* best) {
-  constexpr int kPeriod = 16 >> K;
-  int32_t base[kPeriod];
-  for (int i = 0; i < kPeriod; ++i) base[i] = old[i];
   int16_t first[kLanes], second[kLanes];
   for (int i = 0; i < kLanes; ++i) {
     first[i] = table[2 * i];
@@ -22,7 +18,7 @@ template <int K>
   int32_t cost[kLanes];
   for (int i = 0; i < kLanes; ++i) cost[i] = int32_t{first[i]} * y[0] + int32_t{second[i]} * y[1];
   for (int i = 0; i < kLanes; ++i) {
-    cost[i] += base[i % kPeriod];
+    cost[i] += old;
     best[i] = cost[i] < best[i] ? cost[i] : best[i];
   }
 }
@@ -38,20 +34,19 @@ inline void relax_square(int32_t old, const int16_t* table, int16_t y, int32_t* 
 template <int K>
 void step(const int16_t* table, EncodeStep::Tile& t) {
   constexpr int kNodes = kStates >> K, kFan = 1 << K, kOld = kNodes >> K;
-  constexpr bool kTagged = K <= kEncodeTaggedBits;
-  constexpr int kPeriod = K < 4 ? 16 >> K : 1;  // predecessors of a row for one h
-  const int32_t cap = encode_cap(K), keep = encode_keep(K), shift = encode_shift(K, t.low);
+  constexpr bool kTagged = K == kEncodeTaggedBits;
+  const int32_t cap = kEncodeCap, keep = encode_keep(K), shift = encode_shift(K, t.low);
   int32_t low = cap;
   for (int row = 0; row < kNodes / kLanes; ++row) {
     int32_t best[kLanes];
     for (int i = 0; i < kLanes; ++i) best[i] = cap + shift;
-    const int first = K < 4 ? row * kPeriod : row >> (K < 4 ? 0 : K - 4);
+    const int first = row >> (K - 4);
     for (int h = 0; h < kFan; ++h) {
-      const int32_t* old = t.before + h * kOld + first;
+      const int32_t old = t.before[h * kOld + first];
       if constexpr (kTagged)
-        relax_tagged<K>(old, table, t.y, best);
+        relax_tagged(old, table, t.y, best);
       else
-        relax_square(*old, table, t.y[0], best);
+        relax_square(old, table, t.y[0], best);
       table += 2 * kLanes;
     }
     for (int bit = 0; kTagged && bit < K; ++bit) {
@@ -62,7 +57,7 @@ void step(const int16_t* table, EncodeStep::Tile& t) {
     for (int i = 0; i < kLanes; ++i) {
       int32_t cost = best[i] - shift;
       if (kTagged) cost = (cost & keep) | (row >> (kTagged ? 12 - 2 * K : 0));
-      t.after[row * kLanes + (i % kPeriod) * kFan % kLanes + i / kPeriod] = cost;
+      t.after[row * kLanes + i] = cost;
       low = cost < low ? cost : low;
     }
   }
@@ -73,9 +68,8 @@ void step(const int16_t* table, EncodeStep::Tile& t) {
 
 void encode_step(EncodeStep& s) {
   using Fn = void (*)(const int16_t*, EncodeStep::Tile&);
-  static constexpr Fn kByBits[] = {step<1>, step<2>, step<3>, step<4>,
-                                   step<5>, step<6>, step<7>, step<8>};
-  for (int i = 0; i < s.count; ++i) kByBits[s.bits - 1](s.table, s.tile[i]);
+  static constexpr Fn kByBits[] = {step<4>, step<5>, step<6>, step<7>, step<8>};
+  for (int i = 0; i < s.count; ++i) kByBits[s.bits - 4](s.table, s.tile[i]);
 }
 
 }  // namespace exl3::generic

@@ -11,6 +11,7 @@ namespace exl3 {
 
 void fill_generic(KernelTable& t) {
   t.encode_step = generic::encode_step;
+  t.encode_coarse_step = generic::encode_coarse_step;
   t.hadamard_rows = generic::hadamard_rows;
   t.trellis_pack = generic::trellis_pack;
   t.trellis_unpack = generic::trellis_unpack;

@@ -6,9 +6,8 @@
 // passes; a pass ends with the costs of its nodes, which go to the other of two buffers.
 //
 //            states of the table           node costs           T            a pass
-//   K = 1,2  two int16 each                int16                1            two groups side by
-//   side K >= 3   one int16 each                T int32 together     1, 2, 4      up to 8 nodes of
-//   a group
+//   K >= 4   one int16 each                T int32 together     1, 2, 4      up to 8 nodes of
+//   a group; below: coarse_plan.cuh
 //
 // Registers and the thread's column of shared memory hold the table.
 #pragma once
@@ -26,7 +25,7 @@ constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 constexpr int at_least(int a, int b) { return a > b ? a : b; }
 
 // Tiles side by side that fit the shared memory of compute capability 9.0, the largest.
-constexpr int most_tiles(int bits) { return bits <= 2 ? 1 : bits == 3 ? 2 : 4; }
+constexpr int most_tiles(int bits) { return bits <= 2 ? bits : 4; }
 
 template <int T>
 struct alignas(4 * T) Cost {
@@ -35,25 +34,21 @@ struct alignas(4 * T) Cost {
 
 template <int K, int T>
 struct Plan {
-  static constexpr bool kTagged = K <= kEncodeTaggedBits, kCoarse = K <= kEncodeCoarseBits;
+  static constexpr bool kTagged = K == kEncodeTaggedBits, kCoarse = false;
   static constexpr bool kSplit = K == 8;  // two lanes share the predecessors of a node
   static constexpr int kNodes = kStates >> K, kFan = 1 << K, kGroups = kNodes >> K;
   static constexpr int kPreds = kSplit ? kOwnStates : kFan;
-  static constexpr int kSide = kCoarse ? 2 : 1;  // groups side by side
-  static constexpr int kSuccs = K <= 3 ? kFan : at_least(kOwnStates >> K, 1);
-  static constexpr int kPassSuccs = K == 4 ? kSuccs / 2 : kSuccs;
-  static constexpr int kPassNodes = kSide * kPassSuccs;
+  static constexpr int kSuccs = at_least(kOwnStates >> K, 1);
+  static constexpr int kPassNodes = K == 4 ? kSuccs / 2 : kSuccs;
   static constexpr int kPasses = kOwnStates / (kPreds * kPassNodes);
   static constexpr int kMine = kPasses * kPassNodes;  // nodes of a thread
   // The thread's part of the table in words, and where it is kept.
-  static constexpr int kTable = kCoarse ? kOwnStates : kOwnStates / 2;
-  static constexpr int kInRegisters = kCoarse ? 80 : K == 3 && T == 1 ? 52 : 48;
+  static constexpr int kTable = kOwnStates / 2, kInRegisters = 48;
   static constexpr int kInShared = kTable - kInRegisters;
   // A gap every 2^kGap nodes keeps the writes of a warp in different banks.
   static constexpr int kGap = at_least(K, log2_of(32 / T));
   static constexpr int kPlaces = kNodes + (kNodes >> kGap);
-  static constexpr int kChoiceBits = K == 3 ? 4 : K;
-  static constexpr int kPerWord = 32 / kChoiceBits;  // choices in a word
+  static constexpr int kPerWord = 32 / K;  // choices in a word
   static constexpr int kWords = kTagged ? (kMine + kPerWord - 1) / kPerWord : 0;
   // Bytes that a step leaves for the trace: choices, or the costs before it, tile by tile.
   static constexpr int64_t kRowBytes =
@@ -61,24 +56,14 @@ struct Plan {
   static constexpr int64_t kBlockBytes = kEncodeRing * kRowBytes;
 
   static __device__ constexpr int place(int node) { return node + (node >> kGap); }
-  // The group of a pass, the first of kSide.
-  static __device__ int group(int tid, int pass) {
-    if constexpr (K <= 3) return (pass * kSearchThreads + tid) * kSide;
-    return tid & (kGroups - 1);
-  }
+  static __device__ int group(int tid) { return tid & (kGroups - 1); }
   // The first node of a pass; the others follow it.
   static __device__ int node(int tid, int pass) {
-    if constexpr (K <= 3) return group(tid, pass) * kFan;
     if constexpr (kSplit) return tid / 32 * 16 + tid % 16;
-    return (tid & (kGroups - 1)) * kFan + tid / kGroups * kSuccs + pass * kPassSuccs;
+    return (tid & (kGroups - 1)) * kFan + tid / kGroups * kSuccs + pass * kPassNodes;
   }
   // The thread of a node, and which of its nodes it is.
   static __device__ int owner(int node, int& mine) {
-    if constexpr (K <= 3) {
-      const int at = node / kPassNodes;
-      mine = at / kSearchThreads * kPassNodes + node % kPassNodes;
-      return at % kSearchThreads;
-    }
     mine = node % kSuccs;
     return node / kFan + node % kFan / kSuccs * kGroups;
   }
@@ -87,10 +72,7 @@ struct Plan {
 
   // Where the pair of a state is in the table (exl3/ops/encode.py).
   static __device__ int table_at(int h, int node) {
-    constexpr int kPeriod = K < 4 ? 16 >> K : 1;
-    const int in_row = node & 15;
-    const int lane = K < 4 ? (in_row & (kFan - 1)) * kPeriod + (in_row >> K) : in_row;
-    return ((node >> 4) * kFan + h) * 16 + lane;
+    return ((node >> 4) * kFan + h) * 16 + (node & 15);
   }
   // The thread's states in the order of use: pass, predecessor, node.
   static __device__ int table_at_own(int tid, int e) {
@@ -108,33 +90,15 @@ struct Slot {
   uint16_t path[kEncodeRing];
 };
 
-// Node costs of K >= 3.
-template <int K, int T>
-struct Costs {
-  using P = Plan<K, T>;
-  Cost<T> at[2][P::kPlaces];
-  __device__ int32_t get(int buffer, int node, int t) const {
-    return at[buffer][P::place(node)].of[t];
-  }
-  __device__ void set(int buffer, int node, int t, int32_t cost) {
-    at[buffer][P::place(node)].of[t] = cost | P::tag(node);
-  }
+// What a block of T tiles knows beside their costs.
+template <int T>
+struct Arrivals {
+  Slot slot[T];
+  int best[T];           // node of the least cost
+  int64_t following[T];  // the slot's next tile
+  int closed[T];         // step at which the lap to write begins, or -1
+  int event;             // the clock at which a slot reaches its goal
 };
-
-// Those of 1 and 2 bits, in units of 256.
-template <int K>
-struct CoarseCosts {
-  using P = Plan<K, 1>;
-  int16_t at[2][P::kNodes];
-  __device__ int32_t get(int buffer, int node, int) const { return at[buffer][node] * 256; }
-  __device__ void set(int buffer, int node, int, int32_t cost) {
-    at[buffer][node] = static_cast<int16_t>(cost >> 8);
-  }
-};
-template <>
-struct Costs<1, 1> : CoarseCosts<1> {};
-template <>
-struct Costs<2, 1> : CoarseCosts<2> {};
 
 // Word i of the thread's table, asked for in order.
 template <int N, int M>
@@ -148,15 +112,35 @@ static __device__ __forceinline__ uint32_t table_word(const uint32_t (&mine)[N],
 }
 
 template <int K, int T>
-struct Shared {
-  alignas(16) Costs<K, T> cost;
-  uint4 table[Plan<K, T>::kInShared / 4][kSearchThreads];
-  Slot slot[T];
-  int32_t low[3][T];     // least cost before the step, after it, and the next one's
-  int best[T];           // node of the least cost
-  int64_t following[T];  // the slot's next tile
-  int closed[T];         // step at which the lap to write begins, or -1
-  int event;             // the clock at which a slot reaches its goal
+struct Shared : Arrivals<T> {
+  using P = Plan<K, T>;
+  alignas(16) Cost<T> cost[2][P::kPlaces];
+  uint4 table[P::kInShared / 4][kSearchThreads];
+  int32_t low[3][T];  // least cost before the step, after it, and the next one's
 };
+
+// Sets the costs of a walk that begins at the clock: in `start`, or anywhere if it is -1.
+template <int K, int T>
+static __device__ void start_costs(Shared<K, T>& s, unsigned char*, int clock, int t, int start) {
+  using P = Plan<K, T>;
+  for (int i = threadIdx.x; i < P::kNodes; i += kSearchThreads) {
+    const int cost = start < 0 || i == start ? 0 : kEncodeCap & -256;
+    s.cost[clock & 1][P::place(i)].of[t] = cost | P::tag(i);
+  }
+  if (threadIdx.x == 0) s.low[clock % 3][t] = 0;
+}
+
+// Lowers best to the first node of the least cost.
+template <int K, int T>
+static __device__ void find_best(Shared<K, T>& s, int clock, int t) {
+  using P = Plan<K, T>;
+  const int32_t low = s.low[clock % 3][t];
+  for (int i = threadIdx.x; i < P::kNodes; i += kSearchThreads)
+    if ((s.cost[clock & 1][P::place(i)].of[t] & encode_keep(K)) == low) atomicMin(&s.best[t], i);
+}
+template <int K, int T>
+static __device__ int best_node(const Shared<K, T>& s, int t) {
+  return s.best[t];
+}
 
 }  // namespace exl3::cuda

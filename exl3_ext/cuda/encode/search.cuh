@@ -1,13 +1,13 @@
 // The trellis search of one bit rate: a thread block takes T tiles round their circles together.
 //
-// Work split: plan.cuh. Memory: a quarter of the register file holds the table (at 1 and 2 bits
-// together with 96 KiB of shared memory), shared memory two buffers of node costs; choices (costs
-// from 5 bits on) of the last 512 steps go to global memory. On a device without that much shared
+// Work split: plan.cuh, coarse_plan.cuh. Memory: a quarter of the register file (half of it up to 3
+// bits) holds the table, shared memory two buffers of node costs; choices (costs at other rates
+// than 4 bits) of the last 512 steps go to global memory. On a device without that much shared
 // memory, what belongs there is in the workspace: some times slower. One barrier a step. Bound by
 // the arithmetic pipes. A tile that closes is replaced by the next one, so results do not depend on
 // which tiles share a block.
 #pragma once
-#include "cuda/encode/coarse.cuh"
+#include "cuda/encode/coarse_step.cuh"
 #include "cuda/encode/launch.h"
 #include "cuda/encode/step.cuh"
 #include "cuda/encode/trace.cuh"
@@ -39,16 +39,9 @@ static __device__ bool arrives(const Slot& slot, int clock) {
 
 // Sets the costs of slots that start anew and finds the next event. By all threads.
 template <int K, int T>
-static __device__ void begin_walks(Shared<K, T>& s, int clock) {
-  using P = Plan<K, T>;
-  for (int t = 0; t < T; ++t) {
-    const int start = s.slot[t].restart;
-    if (start == -2) continue;
-    for (int i = threadIdx.x; i < P::kNodes; i += kSearchThreads) {
-      const int cost = start < 0 || i == start ? 0 : encode_cap(K) & -256;
-      s.cost.set(clock & 1, i, t, cost);
-    }
-  }
+static __device__ void begin_walks(SharedOf<K, T>& s, unsigned char* ring, int clock) {
+  for (int t = 0; t < T; ++t)
+    if (s.slot[t].restart != -2) start_costs(s, ring, clock, t, s.slot[t].restart);
   __syncthreads();
   if (threadIdx.x == 0) {
     s.event = INT32_MAX;
@@ -57,7 +50,6 @@ static __device__ void begin_walks(Shared<K, T>& s, int clock) {
       if (slot.restart != -2) {
         slot.begin = clock;
         slot.traced = 0;
-        s.low[clock % 3][t] = 0;
         if (slot.restart >= 0) slot.goal = kTileNumel;
         slot.restart = -2;
       }
@@ -70,10 +62,14 @@ static __device__ void begin_walks(Shared<K, T>& s, int clock) {
 
 // Traces a slot that has reached its goal. By one warp.
 template <int K, int T>
-static __device__ void trace_slot(Shared<K, T>& s, Tracer<K, T>& tracer, int t,
+static __device__ void trace_slot(SharedOf<K, T>& s, Tracer<K, T>& tracer, int t,
                                   unsigned long long* next) {
   const Slot& slot = s.slot[t];
-  tracer.trace(slot.forced >= 0 ? slot.forced : s.best[t]);
+  const int node = slot.forced >= 0 ? slot.forced : best_node(s, t);
+  if constexpr (K <= kEncodeCoarseBits)
+    tracer.trace_coarse(node);
+  else
+    tracer.trace(node);
   const int at = slot.forced >= 0 ? 0 : tracer.closed_at();
   if (threadIdx.x % 32) return;
   s.closed[t] = at;
@@ -85,17 +81,14 @@ static __device__ void trace_slot(Shared<K, T>& s, Tracer<K, T>& tracer, int t,
 
 // Traces the slots that have reached their goal; each gets its next tile or goes on.
 template <int K, int T>
-static __device__ __noinline__ void arrive(const EncodeParams& p, Shared<K, T>& s,
+static __device__ __noinline__ void arrive(const EncodeParams& p, SharedOf<K, T>& s,
                                            unsigned char* ring, unsigned long long* next,
                                            int clock) {
-  using P = Plan<K, T>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int t = 0; t < T; ++t) {
     if (threadIdx.x == 0) s.closed[t] = -1;
     if (!arrives(s.slot[t], clock)) continue;
-    const int32_t low = s.low[clock % 3][t];
-    for (int i = threadIdx.x; i < P::kNodes; i += kSearchThreads)
-      if ((s.cost.get(clock & 1, i, t) & encode_keep(K)) == low) atomicMin(&s.best[t], i);
+    find_best(s, clock, t);
   }
   __syncthreads();
   if (warp < T && arrives(s.slot[warp], clock)) {
@@ -112,7 +105,7 @@ static __device__ __noinline__ void arrive(const EncodeParams& p, Shared<K, T>& 
     load_tile<K>(p, slot, s.following[t], false);
   }
   __syncthreads();
-  begin_walks<K, T>(s, clock);
+  begin_walks<K, T>(s, ring, clock);
 }
 
 // Puts the thread's part of the table where it belongs.
@@ -121,14 +114,13 @@ static __device__ __forceinline__ void place_table(const EncodeParams& p,
                                                    uint32_t (&mine)[Plan<K, T>::kInRegisters],
                                                    Shared<K, T>& s) {
   using P = Plan<K, T>;
-  constexpr int kEach = P::kCoarse ? 1 : 2;  // states in a word
   const int tid = threadIdx.x;
   const auto number = [&](int e, int i) {
     return static_cast<uint16_t>(p.table[2 * P::table_at_own(tid, e) + i]);
   };
   const auto word = [&](int i) {
-    const uint32_t low = number(kEach * i, !P::kCoarse && P::kTagged);
-    const uint32_t high = number(kEach * i + kEach - 1, P::kTagged);
+    const uint32_t low = number(2 * i, P::kTagged);
+    const uint32_t high = number(2 * i + 1, P::kTagged);
     return low | high << 16;
   };
 #pragma unroll
@@ -140,11 +132,11 @@ static __device__ __forceinline__ void place_table(const EncodeParams& p,
 
 // Of the workspace of a block that keeps its shared memory there.
 template <int K, int T>
-constexpr int64_t kInGlobalBytes = (sizeof(Shared<K, T>) + 255) / 256 * 256;
+constexpr int64_t kInGlobalBytes = (sizeof(SharedOf<K, T>) + 255) / 256 * 256;
 
 // Rates at which some device has too little of it: compute capability 7.5 has 64 KB.
 template <int K>
-constexpr bool kMayBeGlobal = sizeof(Shared<K, 1>) > 64 * 1024;
+constexpr bool kMayBeGlobal = sizeof(SharedOf<K, 1>) > 64 * 1024;
 
 template <int K, int T, bool kInGlobal>
 __global__ void __launch_bounds__(kSearchThreads, 1)
@@ -158,9 +150,9 @@ __global__ void __launch_bounds__(kSearchThreads, 1)
   place_table<K, T>(p, mine, s);
   for (int t = 0; t < T; ++t) load_tile<K>(p, s.slot[t], int64_t{t} * gridDim.x + blockIdx.x, true);
   __syncthreads();
-  begin_walks<K, T>(s, 0);
+  begin_walks<K, T>(s, ring, 0);
   int now = 0, after = 1, later = 2;  // of the three least costs
-  if (threadIdx.x < T) s.low[after][threadIdx.x] = encode_cap(K);
+  if (threadIdx.x < T) s.low[after][threadIdx.x] = kEncodeCap;
   __syncthreads();
   for (int clock = 0;; ++clock) {
     // Keeps the compiler from unpacking the table ahead of the loop, into registers it lacks.
@@ -172,32 +164,82 @@ __global__ void __launch_bounds__(kSearchThreads, 1)
     }
     unsigned char* row = ring + (clock & kRingMask) * P::kRowBytes;
     int32_t least[T];
-    if constexpr (P::kCoarse) {
-      const CoarsePull drawn = coarse_pull<K>(p, s.slot[0], clock, s.low[now][0]);
-      least[0] = coarse_step<K>(mine, s, drawn, clock & 1, reinterpret_cast<uint32_t*>(row));
-    } else {
-      Pull pulls[T];
+    Pull pulls[T];
 #pragma unroll
-      for (int t = 0; t < T; ++t) pulls[t] = pull<K>(s.slot[t], clock, s.low[now][t]);
-      step<K, T>(mine, s, pulls, least, clock & 1, row);
-    }
+    for (int t = 0; t < T; ++t) pulls[t] = pull<K>(s.slot[t], clock, s.low[now][t]);
+    step<K, T>(mine, s, pulls, least, clock & 1, row);
 #pragma unroll
     for (int t = 0; t < T; ++t) {
       least[t] = warp_min(least[t]);
       if (threadIdx.x % 32 == 0) atomicMin(&s.low[after][t], least[t]);
     }
-    if (threadIdx.x < T) s.low[later][threadIdx.x] = encode_cap(K);
+    if (threadIdx.x < T) s.low[later][threadIdx.x] = kEncodeCap;
     const int spare = now;
     now = after, after = later, later = spare;
     __syncthreads();
   }
 }
 
+// The same at 1 to 3 bits.
+template <int K, int T, bool kInGlobal>
+__global__ void __launch_bounds__(kSearchThreads, 1)
+    coarse_kernel(EncodeParams p, SearchHeader* header, unsigned char* blocks) {
+  using P = CoarsePlan<K, T>;
+  extern __shared__ __align__(16) unsigned char memory[];
+  constexpr int64_t kMore = kInGlobal ? kInGlobalBytes<K, T> : 0;
+  unsigned char* ring = blocks + blockIdx.x * (P::kBlockBytes + kMore);
+  auto& s = *reinterpret_cast<CoarseShared<K, T>*>(kInGlobal ? ring + P::kBlockBytes : memory);
+  uint32_t mine[P::kTable];
+#pragma unroll
+  for (int i = 0; i < P::kTable; ++i) {
+    const int h = i / P::kFan % P::kFan;
+    const int node = P::node(threadIdx.x, i / (P::kFan * P::kFan)) + i % P::kFan;
+    const auto half = [&](int of) {
+      return coarse_half<K>(p.table[encode_coarse_place(K, h, of)] >> encode_coarse_shift(K));
+    };
+    mine[i] = half(node) | half(node + P::kFan) << 16;
+  }
+  for (int t = 0; t < T; ++t) load_tile<K>(p, s.slot[t], int64_t{t} * gridDim.x + blockIdx.x, true);
+  __syncthreads();
+  begin_walks<K, T>(s, ring, 0);
+  for (int clock = 0;; ++clock) {
+    if (clock == s.event) {
+      arrive<K, T>(p, s, ring, &header->next, clock);
+      if (s.event == INT32_MAX) break;
+    }
+#pragma unroll 1
+    for (int t = 0; t < T; ++t) {
+      if (s.slot[t].tile < 0) continue;
+      const int after = clock + 1 - s.slot[t].begin;
+      uint32_t* row = after % P::kStride
+                          ? nullptr
+                          : reinterpret_cast<uint32_t*>(ring_row<K, T>(ring, t, after));
+      const CoarsePull drawn = coarse_pull<K, T>(s, t, clock);
+      const uint32_t* from = s.cost[clock & 1][t];
+      uint32_t* to = s.cost[clock & 1 ^ 1][t];
+      int* reference = &s.reference[clock & 1 ^ 1][t];
+      if (drawn.wide)
+        coarse_step<K, T, true>(mine, from, to, drawn, row, reference);
+      else
+        coarse_step<K, T, false>(mine, from, to, drawn, row, reference);
+    }
+    __syncthreads();
+  }
+}
+
+template <int K, int T, bool kInGlobal>
+constexpr auto kernel_of() {
+  if constexpr (K <= kEncodeCoarseBits)
+    return coarse_kernel<K, T, kInGlobal>;
+  else
+    return search_kernel<K, T, kInGlobal>;
+}
+
 template <int K, int T, bool kInGlobal = false>
 Status launch_tiles(const EncodeParams& p, int blocks, CudaStream stream) {
   auto* header = reinterpret_cast<SearchHeader*>(p.workspace);
-  constexpr int kBytes = kInGlobal ? 0 : sizeof(Shared<K, T>);
-  const auto kernel = search_kernel<K, T, kInGlobal>;
+  constexpr int kBytes = kInGlobal ? 0 : sizeof(SharedOf<K, T>);
+  const auto kernel = kernel_of<K, T, kInGlobal>();
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) !=
       cudaSuccess) {
     cudaGetLastError();
@@ -220,14 +262,14 @@ Status launch_search(const EncodeParams& p, const SearchShape& shape, CudaStream
 
 template <int K>
 int search_shared_bytes(int tiles) {
-  return tiles == 1   ? sizeof(Shared<K, 1>)
-         : tiles == 2 ? sizeof(Shared < K, most_tiles(K) < 2 ? 1 : 2 >)
-                      : sizeof(Shared<K, most_tiles(K)>);
+  return tiles == 1   ? sizeof(SharedOf<K, 1>)
+         : tiles == 2 ? sizeof(SharedOf < K, most_tiles(K) < 2 ? 1 : 2 >)
+                      : sizeof(SharedOf<K, most_tiles(K)>);
 }
 
 template <int K>
 int64_t search_block_bytes(const SearchShape& shape) {
-  return shape.tiles * Plan<K, 1>::kBlockBytes + (shape.in_global ? kInGlobalBytes<K, 1> : 0);
+  return shape.tiles * PlanOf<K, 1>::kBlockBytes + (shape.in_global ? kInGlobalBytes<K, 1> : 0);
 }
 
 }  // namespace exl3::cuda

@@ -1,8 +1,8 @@
-// One step of the trellis search for T tiles from 3 bits on: after[next] = min over h of before +
+// One step of the trellis search for T tiles from 4 bits on: after[next] = min over h of before +
 // edge.
 //
 // Two instructions an edge, a multiply-add and an add-minimum. To that come two or three a state
-// that T tiles share: unpacking it, its square, and up to 4 bits the rounding of the square.
+// that T tiles share: unpacking it, its square, and at 4 bits the rounding of the square.
 #pragma once
 #include "cuda/encode/plan.cuh"
 
@@ -16,17 +16,17 @@ struct Pull {
 
 template <int K>
 static __device__ __forceinline__ Pull pull(const Slot& slot, int clock, int32_t low) {
-  constexpr bool kTagged = K <= kEncodeTaggedBits;
+  constexpr bool kTagged = K == kEncodeTaggedBits;
   const int y = slot.weight[(slot.origin + clock - slot.begin) & (kTileNumel - 1)];
   const int lack = kTagged ? -32768 * kEncodeSquare : y * y;  // of an edge as it is taken here
-  return {kTagged ? y * encode_unit(K) : -2 * y, encode_shift(K, low) - lack};
+  return {kTagged ? y * kEncodeUnit : -2 * y, encode_shift(K, low) - lack};
 }
 
-// The number of state e of the thread, two in a word. A dot product up to 4 bits for most, because
+// The number of state e of the thread, two in a word. A dot product at 4 bits for most, because
 // there the other instructions keep the pipe of the rest busier.
 template <int K>
 static __device__ __forceinline__ int unpack(uint32_t two, int e) {
-  if (K <= kEncodeTaggedBits && e / 2 % 4)
+  if (K == kEncodeTaggedBits && e / 2 % 4)
     return __dp2a_lo(static_cast<int>(two), e % 2 ? 0x0100 : 1, 0);
   return e % 2 ? static_cast<int>(two) >> 16 : static_cast<int16_t>(two);
 }
@@ -35,7 +35,7 @@ static __device__ __forceinline__ int unpack(uint32_t two, int e) {
 template <int K>
 static __device__ __forceinline__ int square(int c) {
   int result = c * c;
-  if (K <= kEncodeTaggedBits) return (result + kEncodeSquare / 2) & -kEncodeSquare;
+  if (K == kEncodeTaggedBits) return (result + kEncodeSquare / 2) & -kEncodeSquare;
   asm("" : "+r"(result));  // or c * scale + c * c becomes c * (scale + c), a sum more an edge
   return result;
 }
@@ -79,7 +79,7 @@ static __device__ __forceinline__ void settle_pass(int32_t (&best)[Plan<K, T>::k
       cost.of[t] = best[m][t];
       if constexpr (P::kTagged) {
         cost.of[t] = (best[m][t] & encode_keep(K)) | tag;
-        choices[t] = __funnelshift_r(choices[t], best[m][t], P::kChoiceBits);
+        choices[t] = __funnelshift_r(choices[t], best[m][t], K);
       }
       // A product, and not a difference, for the sake of the pipe; blockDim.y is 1.
       cost.of[t] = cost.of[t] * static_cast<int>(blockDim.y) - pulls[t].last;
@@ -112,20 +112,20 @@ static __device__ __forceinline__ void step(const uint32_t (&mine)[Plan<K, T>::k
   using P = Plan<K, T>;
   const int tid = threadIdx.x;
   uint32_t choices[T] = {};
-  if constexpr (!P::kTagged) keep_costs<K, T>(s.cost.at[buffer], row);
+  if constexpr (!P::kTagged) keep_costs<K, T>(s.cost[buffer], row);
 #pragma unroll
-  for (int t = 0; t < T; ++t) least[t] = encode_cap(K) + pulls[t].last;
+  for (int t = 0; t < T; ++t) least[t] = kEncodeCap + pulls[t].last;
 #pragma unroll
   for (int pass = 0; pass < P::kPasses; ++pass) {
     int32_t best[P::kPassNodes][T];
 #pragma unroll
     for (int m = 0; m < P::kPassNodes; ++m)
 #pragma unroll
-      for (int t = 0; t < T; ++t) best[m][t] = encode_cap(K) + pulls[t].last;
-    const int from = P::first_pred(tid) * P::kGroups + P::group(tid, pass);
-    relax_pass<K, T>(best, mine, s, s.cost.at[buffer] + P::place(from), pulls, pass);
+      for (int t = 0; t < T; ++t) best[m][t] = kEncodeCap + pulls[t].last;
+    const int from = P::first_pred(tid) * P::kGroups + P::group(tid);
+    relax_pass<K, T>(best, mine, s, s.cost[buffer] + P::place(from), pulls, pass);
     const int node = P::node(tid, pass);
-    settle_pass<K, T>(best, s.cost.at[buffer ^ 1] + P::place(node), pulls, P::tag(node), choices,
+    settle_pass<K, T>(best, s.cost[buffer ^ 1] + P::place(node), pulls, P::tag(node), choices,
                       least);
     if (P::kTagged && (pass + 1) * P::kPassNodes % P::kPerWord == 0) {
       uint32_t* words = reinterpret_cast<uint32_t*>(row) +

@@ -4,7 +4,7 @@
 // all at once, so that the loads find them in the second-level cache.
 #pragma once
 #include "cuda/common/reduce.cuh"
-#include "cuda/encode/plan.cuh"
+#include "cuda/encode/coarse_plan.cuh"
 
 namespace exl3::cuda {
 
@@ -13,13 +13,13 @@ constexpr unsigned kAll = 0xFFFFFFFFu;
 
 template <int K, int T>
 struct Tracer {
-  using P = Plan<K, T>;
+  using P = PlanOf<K, T>;
   const EncodeParams& p;
   Slot& slot;
   const unsigned char* ring;
   int t, lane, step;  // which slot; lane of the warp; steps of the tile so far
 
-  __device__ int oldest() const { return max(0, step - kRingMask); }
+  __device__ int oldest() const { return max(0, step - encode_reach(K)); }
   static __device__ int before(int h, int node) { return h << (16 - 2 * K) | node >> K; }
   // Where a step's row is, from the clock of step 0.
   static __device__ uint32_t row(int begin, int at) {
@@ -32,7 +32,7 @@ struct Tracer {
     const int tid = P::owner(node, mine);
     const int word = (mine / P::kPerWord * T + t) * kSearchThreads + tid;
     const uint32_t held = __ldcg(reinterpret_cast<const uint32_t*>(ring + row) + word);
-    return held >> mine % P::kPerWord * P::kChoiceBits & (P::kFan - 1);
+    return held >> mine % P::kPerWord * K & (P::kFan - 1);
   }
 
   // The best predecessor of a node at a step with weight y, from the costs. Other rates.
@@ -71,6 +71,58 @@ struct Tracer {
                      "r"(kBytes)
                      : "memory");
 #endif
+  }
+
+  // The choices of the kStride steps before step `at` on the best path to `node`, the last in the
+  // low bits: all ways from the row of costs there. Coarse rates.
+  __device__ int ways(int at, int node) const {
+    constexpr int kSteps = encode_stride(K), kTurns = at_least((1 << K * kSteps) / 32, 1);
+    constexpr int kWays = 1 << K * kSteps;
+    const int from = at - kSteps;
+    const int16_t* row = reinterpret_cast<const int16_t*>(
+        ring + t * P::kTileBytes + (from / kSteps & (P::kRows - 1)) * P::kRowBytes);
+    int y[kSteps], least = INT32_MAX;
+    for (int d = 0; d < kSteps; ++d)
+      y[d] = slot.weight[(slot.origin + at - 1 - d) & kLapMask] << encode_coarse_shift(K);
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int way = turn * 32 + lane;
+      int reached = node, cost = 0, order = 0;
+#pragma unroll
+      for (int d = 0; d < kSteps; ++d) {
+        const int h = way >> d * K & (P::kFan - 1);
+        const int number = __ldg(p.table + encode_coarse_place(K, h, reached));
+        cost += encode_coarse_edge(number, y[d], encode_wide(K, y[d]));
+        reached = before(h, reached);
+        order = order << K | h;  // of equal ways the one with the least h at the last step
+      }
+      cost += __ldcg(row + reached);
+      if (way < kWays) least = min(least, (cost + 0x10000) * kWays + order);
+    }
+    const int order = warp_min(least) & (kWays - 1);
+    int result = 0;
+    for (int d = 0; d < kSteps; ++d)
+      result |= (order >> (kSteps - 1 - d) * K & (P::kFan - 1)) << d * K;
+    return result;
+  }
+
+  // Puts the best path to `node` on slot.path; stops where it meets the one traced before.
+  __device__ void trace_coarse(int node) {
+    const int bottom = oldest(), traced = slot.traced;
+    if (lane == 0) slot.path[step & kRingMask] = static_cast<uint16_t>(node);
+    bool met = false;
+    for (int at = step; !met && at > bottom; at -= encode_stride(K)) {
+      const int chosen = ways(at, node);
+#pragma unroll
+      for (int d = 0; d < encode_stride(K); ++d) {
+        node = before(chosen >> d * K & (P::kFan - 1), node);
+        if (met) continue;
+        uint16_t& entry = slot.path[(at - 1 - d) & kRingMask];
+        if (at - 1 - d < traced) met = __shfl_sync(kAll, entry == node, 0);
+        if (lane == 0) entry = static_cast<uint16_t>(node);
+      }
+    }
+    __syncwarp();
   }
 
   // Puts the best path to `node` on slot.path; stops where it meets the one traced before. At

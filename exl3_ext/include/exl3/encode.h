@@ -5,28 +5,54 @@
 namespace exl3 {
 
 constexpr int kStates = 65536;
-constexpr int kEncodeLanes = 16;      // nodes in a row of the search table
-constexpr int kEncodeTaggedBits = 4;  // up to this rate costs carry the chosen predecessor
-constexpr int kEncodeCoarseBits = 2;  // up to this rate they are rounded down to a multiple of 256
+constexpr int kEncodeLanes = 16;  // nodes in a row of the search table; of a coarse one:
+constexpr int kEncodeCoarseLanes = 32;
+constexpr int kEncodeCoarseBits = 3;  // up to this rate costs have 16 bits
+constexpr int kEncodeTaggedBits = 4;  // at this rate they carry the chosen predecessor
 
 // The walk (cpu/encode.cpp). Results depend on these numbers, so all backends share them.
-// Costs are at most the cap: base + edge cannot overflow, and a coarse cost fits 16 bits.
-constexpr int32_t encode_cap(int bits) {
-  return bits <= kEncodeCoarseBits ? 0x7FFF00 : 800'000'000;
+//
+// 3 bits or fewer. An edge is the square of a difference in steps of 1 to 1024, above which all are
+// 1024: what half a float16 plus its square holds between 0.5 and 1. The table and the weights are
+// multiples of 2^encode_coarse_shift, so that the square is a multiple of half a step and the
+// product instructions of 16 bits divide by 2^15. Halves are rounded down. A wide edge counts in
+// steps four times as large; it goes with weights in the tails of the codebook, where few states
+// are near. Costs are relative to the least of some nodes one step before; their spread is at most
+// 15 * 1024, 7 * 1024 or 5 * 4096, as a node is reached from any other in so many steps.
+constexpr int encode_coarse_shift(int bits) { return bits == 3 ? 4 : 2; }
+constexpr int kEncodeCoarseMost = 1024;
+constexpr int encode_coarse_edge(int number, int y, bool wide) {
+  const int d = (number - y) / (wide ? 2 : 1), steps = (d * d + 16383) >> 15;
+  return (steps < kEncodeCoarseMost ? steps : kEncodeCoarseMost) << (wide ? 2 : 0);
 }
+constexpr bool encode_wide(int bits, int y) {
+  return bits == 3 && (y < 0 ? -y : y) >= 512 << encode_coarse_shift(3);
+}
+constexpr int kEncodeCoarseFar = 17000;  // cost of nodes that a walk must not begin in
+constexpr int kEncodeReferences = 64;    // the first so many multiples of 2^bits give the reference
+constexpr int encode_stride(int bits) {  // steps from one stored row of costs to the next
+  return bits == 3 ? 2 : bits <= 2 ? 4 : 1;
+}
+// Where a state's number is in a coarse table [nodes/32, 2^bits, 32].
+constexpr int encode_coarse_place(int bits, int h, int node) {
+  const int fan = 1 << bits, lane = (node & (fan - 1)) * (32 >> bits) + ((node & 31) >> bits);
+  return ((node >> 5) * fan + h) * 32 + lane;
+}
+
+// 4 bits or more. Costs are at most the cap: base + edge cannot overflow.
+constexpr int32_t kEncodeCap = 800'000'000;
 constexpr int32_t kEncodeShift = 500'000'000;  // at most this is taken off in one step
 // What a step keeps of a tagged cost; the tag comes below it.
-constexpr int32_t encode_keep(int bits) {
-  return bits <= kEncodeCoarseBits ? -256 : bits <= kEncodeTaggedBits ? -(1 << bits) : -1;
-}
+constexpr int32_t encode_keep(int bits) { return bits == kEncodeTaggedBits ? -16 : -1; }
 // What a step takes off all costs, by the least of them before it.
 constexpr int32_t encode_shift(int bits, int32_t low) {
   const int32_t kept = low & encode_keep(bits);
   return kept < kEncodeShift ? kept : kEncodeShift;
 }
-// What gain and weight are multiplied by: edges of tagged rates are multiples of 2^bits.
-constexpr int encode_unit(int bits) { return bits <= kEncodeCoarseBits ? 1 : 1 << bits; }
-constexpr int kEncodeRing = 512;  // steps that can be traced back, a power of two
+constexpr int kEncodeUnit = 16;   // gain and weight are multiplied by it: edges are multiples
+constexpr int kEncodeRing = 512;  // steps kept for tracing back, a power of two
+// How many of them a trace may go: the row of costs before them is still there.
+constexpr int encode_reach(int bits) { return kEncodeRing - encode_stride(bits); }
 
 // Steps beyond a lap before the first trace, and between traces; after `most` steps or more the lap
 // is forced. By bit rate.
@@ -39,17 +65,18 @@ constexpr EncodePatience kEncodePatience[9] = {{0, 0, 0},     {128, 64, 600}, {9
 
 // Trellis search, one tile at a time: the circular state sequence nearest to the tile.
 // Costs are integers, so that every instruction level finds the same path. An edge costs
-//   bits <= 4:  (table[s][0] * gain + table[s][1] * y) * encode_unit(bits)
+//   bits <= 3:  encode_coarse_edge(table[s], y)
+//   bits == 4:  (table[s][0] * gain + table[s][1] * y) * kEncodeUnit
 //   bits >= 5:  (table[s][0] - y)^2
-// with y = round(w * weight_scale), w clamped to +-weight_limit. At 1 and 2 bits the table's
-// numbers are multiples of 2^bits, gain and y fit a byte. At 3 and 4 bits gain * 2^bits is
-// kEncodeSquare and table[s][0] = (table[s][1]^2 + kEncodeSquare / 2) / kEncodeSquare - 32768,
-// rounded down. exl3/ops/encode.py makes the table and the scales.
+// with y = round(w * weight_scale), w clamped to +-weight_limit; up to 3 bits that is times
+// 2^encode_coarse_shift. At 4 bits gain * 16 is kEncodeSquare and
+// table[s][0] = (table[s][1]^2 + kEncodeSquare / 2) / kEncodeSquare - 32768, rounded down.
+// exl3/ops/encode.py makes the table and the scales.
 constexpr int kEncodeSquare = 2048;
 struct EncodeParams {
   const float* tiles;     // [n_tiles, 256] in stored order, finite
   const float* codebook;  // [65536] value of each state
-  const int16_t* table;   // [nodes/16, 2^bits, 16, 2], see cpu/encode_step.h
+  const int16_t* table;   // [nodes/16, 2^bits, 16, 2], see cpu/encode_step.h; coarse: see above
   float weight_limit, weight_scale;
   int gain;
   uint16_t* trellis;  // [n_tiles, 16*bits] packed words

@@ -1,0 +1,111 @@
+// One step of the trellis search at 1 to 3 bits: after[next] = min over h of before + edge.
+//
+// Three instructions for two edges: the difference, its square as a number of steps, and an
+// add-minimum of 16 bits. A float16 between 0.5 and 1 is a multiple of 2^-11, so the bits of
+// 0.5 + d * d, bounded by 1, are those of 0.5 and the square in steps, rounded to even, which for
+// the square of an integer is down where it is a tie.
+#pragma once
+#include <cuda_fp16.h>
+
+#include "cuda/encode/coarse_plan.cuh"
+
+namespace exl3::cuda {
+
+// What the weight of a step does to the edges.
+struct CoarsePull {
+  uint32_t y;      // twice, negative, as table words
+  uint32_t lower;  // twice: taken off a sum
+  bool wide;
+};
+
+// A number of the table less its shift, as a float16 whose square counts in steps.
+template <int K>
+static __device__ __forceinline__ uint32_t coarse_half(int number) {
+  constexpr float kUnit = 1.0f / (1 << (13 - encode_coarse_shift(K)));
+  return __half_as_ushort(__float2half_rn(number * kUnit));
+}
+
+// In words: as intrinsics the compiler takes the table apart, ahead of the loop.
+static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+// Bounded by 0 and 1.
+static __device__ __forceinline__ uint32_t halves_fma_sat(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result;
+  asm("fma.rn.sat.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
+constexpr uint32_t kHalves = kHalfBits * 0x10001u, kOnes = 0x3C003C00u;
+
+template <bool kWide>
+static __device__ __forceinline__ uint32_t coarse_edge(uint32_t two, uint32_t y) {
+  const uint32_t d = halves_fma(two, kWide ? kHalves : kOnes, y);
+  const uint32_t steps = halves_fma_sat(d, d, kHalves);
+  return kWide ? steps * 4 - 3 * kHalves : steps;
+}
+
+template <int K, int T>
+static __device__ __forceinline__ CoarsePull coarse_pull(const CoarseShared<K, T>& s, int t,
+                                                         int clock) {
+  const Slot& slot = s.slot[t];
+  const int y = slot.weight[(slot.origin + clock - slot.begin) & (kTileNumel - 1)];
+  const bool wide = encode_wide(K, y << encode_coarse_shift(K));
+  const uint32_t two = coarse_half<K>(-y) * 0x10001u;
+  const uint32_t lower = (s.reference[clock & 1][t] + kHalfBits + kCoarseBase) & 0xFFFF;
+  return {wide ? halves_fma(two, kHalves, 0) : two, lower * 0x10001u, wide};
+}
+
+// Stores the words of a pass in node order.
+template <int K>
+static __device__ __forceinline__ void put_words(uint32_t* to, const uint32_t (&words)[1 << K]) {
+  if constexpr (K == 1) {
+    *reinterpret_cast<uint2*>(to) = {words[0], words[1]};
+  } else {
+#pragma unroll
+    for (int i = 0; i < 1 << K; i += 4)
+      *reinterpret_cast<uint4*>(to + i) = {words[i], words[i + 1], words[i + 2], words[i + 3]};
+  }
+}
+
+// A step of all nodes of the thread. `row`: where the new costs are kept, or null.
+template <int K, int T, bool kWide>
+static __device__ __forceinline__ void coarse_step(const uint32_t (&mine)[CoarsePlan<K, T>::kTable],
+                                                   const uint32_t* before, uint32_t* after,
+                                                   const CoarsePull& pull, uint32_t* row,
+                                                   int* reference) {
+  using P = CoarsePlan<K, T>;
+  const int tid = threadIdx.x;
+#pragma unroll
+  for (int pass = 0; pass < P::kPasses; ++pass) {
+    uint32_t best[P::kFan], words[P::kFan];
+#pragma unroll
+    for (int h = 0; h < P::kFan; ++h) {
+      const uint32_t old = before[P::place(h * (P::kGroups / 2) + pass * kSearchThreads + tid)];
+#pragma unroll
+      for (int m = 0; m < P::kFan; ++m) {
+        const uint32_t edge = coarse_edge<kWide>(mine[(pass * P::kFan + h) * P::kFan + m], pull.y);
+        best[m] = h ? __viaddmin_s16x2(old, edge, best[m]) : __vadd2(old, edge);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < P::kFan; ++m) best[m] = __vsub2(best[m], pull.lower);
+    if (pass == 0 && tid < 32) {  // the first 64 multiples of 2^K
+      const int least =
+          warp_min(min(static_cast<int16_t>(best[0]), static_cast<int32_t>(best[0]) >> 16));
+      if (tid == 0) *reference = least;
+    }
+#pragma unroll
+    for (int m = 0; m < P::kFan; m += 2) {
+      words[m / 2] = __byte_perm(best[m], best[m + 1], 0x5410);
+      words[(m + P::kFan) / 2] = __byte_perm(best[m], best[m + 1], 0x7632);
+    }
+    const int word = P::node(tid, pass) / 2;
+    put_words<K>(after + P::place(word), words);
+    if (row) put_words<K>(row + word, words);
+  }
+}
+
+}  // namespace exl3::cuda
