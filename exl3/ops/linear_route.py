@@ -10,9 +10,10 @@ from .codebook import Codebook
 from .linear import LinearWeight
 from .registry import ops
 
-PATHS = ("built_in", "small", "decoded", "direct")
+PATHS = ("built_in", "small", "decoded", "direct", "even")
 """`small`: straight from the trellis, 16 rows a launch; `decoded`: weights decoded, then multiplied
-by a library; `direct`: straight from the trellis by the tensor cores of Hopper GPUs."""
+by a library; `direct`: straight from the trellis by the tensor cores of Hopper GPUs; `even`: one
+row, in equal shares for all multiprocessors."""
 ROW_RANGES = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256))
 """First and last row count that share a choice."""
 
@@ -20,7 +21,7 @@ ROW_RANGES = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 
 @dataclass(frozen=True, slots=True)
 class Route:
     """One way to run. `cluster`: thread blocks that share outputs, of paths `small` and `direct`;
-    0: as the built-in rule says."""
+    thread blocks a multiprocessor, of path `even`; 0: as the built-in rule says."""
 
     path: str
     cluster: int = 0

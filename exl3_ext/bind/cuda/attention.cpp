@@ -2,12 +2,9 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
-#include <utility>
 
 #include "bind/attention_params.h"
-#include "bind/cuda/guard.h"
+#include "bind/cuda/zeroed.h"
 #include "exl3/decode_attention.h"
 
 namespace exl3::bind {
@@ -72,21 +69,6 @@ void rope_append_quant_(const Tensor& qkv, const std::optional<Tensor>& table,
     rope_append_quant_of<float>(qkv, t, o, k, v, slots);
 }
 
-// Zeroed counters of one device and stream, made once and never freed: a captured step keeps their
-// address. Every launch leaves them zero. Steps captured on one stream must not run at once.
-unsigned* counters_for(const Tensor& near, const CudaLaunch& launch) {
-  static std::mutex mutex;
-  static auto& all = *new std::map<std::pair<int, cudaStream_t>, Tensor>;
-  const std::lock_guard<std::mutex> lock(mutex);
-  const auto key = std::make_pair(static_cast<int>(near.get_device_index()), launch.stream());
-  auto found = all.find(key);
-  if (found == all.end()) {
-    Tensor made = torch::stable::new_zeros(near, {kCounters}, ScalarType::Int);
-    found = all.emplace(key, made).first;
-  }
-  return data_mut<unsigned>(found->second);
-}
-
 // Runs attention on what `p.a` says, all but the output.
 Tensor attend(const char* op, const Tensor& qkv, AttentionCudaParams& p) {
   Tensor out = torch::stable::new_empty(qkv, {p.a.rows, int64_t{p.a.q_heads} * p.a.v_head_dim});
@@ -101,7 +83,7 @@ Tensor attend(const char* op, const Tensor& qkv, AttentionCudaParams& p) {
     partials =
         torch::stable::new_empty(qkv, {tiles * p.max_chunks * tile_floats}, ScalarType::Float);
     p.partials = data_mut<float>(*partials);
-    p.counters = counters_for(qkv, launch);
+    p.counters = zeroed_words(qkv, launch, kCounters);
   }
   launch.run(op, attention_cuda, p);
   return out;

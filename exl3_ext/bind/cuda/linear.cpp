@@ -5,10 +5,11 @@
 #include <optional>
 #include <vector>
 
-#include "bind/cuda/guard.h"
+#include "bind/cuda/zeroed.h"
 #include "bind/linear_params.h"
 #include "exl3/gemm_direct.h"
 #include "exl3/gemv.h"
+#include "exl3/gemv_even.h"
 #include "exl3/linear_cuda.h"
 #include "exl3/linear_route.h"
 #include "exl3/trellis.h"
@@ -192,11 +193,23 @@ bool run_direct(const char* op, const CudaLaunch& launch, const Tensor& x,
   return true;
 }
 
+// The even product for the whole group; false if it has no instance for it.
+bool run_even(const char* op, const CudaLaunch& launch, const Tensor& x,
+              const LinearCudaParams& p) {
+  const LinearRoute route = linear_route(x.get_device_index(), p);
+  if (route.path != LinearPath::kBuiltIn && route.path != LinearPath::kEven) return false;
+  EvenParams even;
+  if (!even_plan(p, even_device(), route.cluster, &even)) return false;
+  even.exchange = zeroed_words(x, launch, int64_t{even.blocks} * kEvenExchange);
+  launch.run(op, even_cuda, even);
+  return true;
+}
+
 // The small-batch kernel for the whole group; false if it has no instance for it.
 bool run_small(const char* op, const CudaLaunch& launch, const Tensor& x,
                const LinearCudaParams& p) {
   const LinearRoute route = linear_route(x.get_device_index(), p);
-  if (route.path == LinearPath::kDecoded || route.path == LinearPath::kDirect) return false;
+  if (route.path != LinearPath::kBuiltIn && route.path != LinearPath::kSmall) return false;
   if (route.path == LinearPath::kBuiltIn && p.m > kMostSmallRows) return false;
   GemvParams gemv{};
   static_cast<LinearCudaParams&>(gemv) = p;
@@ -209,10 +222,11 @@ bool run_small(const char* op, const CudaLaunch& launch, const Tensor& x,
   return true;
 }
 
-// Straight from the trellis, by either kernel.
+// Straight from the trellis, by some kernel. For one row the even product is the built-in choice
+// only where the small-batch kernel has no room: small devices, large k.
 bool run_fused(const char* op, const CudaLaunch& launch, const Tensor& x,
                const LinearCudaParams& p) {
-  return run_direct(op, launch, x, p) || run_small(op, launch, x, p);
+  return run_direct(op, launch, x, p) || run_small(op, launch, x, p) || run_even(op, launch, x, p);
 }
 
 // One weight of a group, as a problem of its own.

@@ -9,6 +9,7 @@
 #include "bind/cuda/guard.h"
 #include "exl3/gemm_direct.h"
 #include "exl3/gemv.h"
+#include "exl3/gemv_even.h"
 
 namespace exl3::bind {
 namespace {
@@ -28,8 +29,8 @@ LinearProblem problem_of(const char* op, const Ints& values) {
           Ints(values.begin() + 4, values.end())};
 }
 
-LinearGroup group_of(const LinearProblem& problem, int64_t m) {
-  LinearGroup group{};
+LinearCudaParams group_of(const LinearProblem& problem, int64_t m) {
+  LinearCudaParams group{};
   group.m = m;
   group.in_features = group.k = problem.k;
   group.count = static_cast<int>(problem.n.size());
@@ -48,7 +49,7 @@ Ints linear_routes(int64_t device, int64_t m, const Ints& values) {
   constexpr int64_t kFewestDecoded = 16;  // and decoding: it moves 16 bits a weight twice
   constexpr int64_t kFewestDirect = 3, kMostDirect = 256;
   const char* op = "linear_routes";
-  const LinearGroup group = group_of(problem_of(op, values), m);
+  const LinearCudaParams group = group_of(problem_of(op, values), m);
   const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device));
   Ints found{0, 0};
   for (int cluster : {1, 2, 4, 8}) {
@@ -59,6 +60,11 @@ Ints linear_routes(int64_t device, int64_t m, const Ints& values) {
     if (m < kFewestDirect || m > kMostDirect) continue;
     if (direct_select(group, direct_device(), parts).rows == 0) continue;
     found.insert(found.end(), {static_cast<int64_t>(LinearPath::kDirect), parts});
+  }
+  for (int each : {1, 2, 4}) {
+    EvenParams even;
+    if (!even_plan(group, even_device(), each, &even)) continue;
+    found.insert(found.end(), {static_cast<int64_t>(LinearPath::kEven), each});
   }
   if (m >= kFewestDecoded) {
     found.insert(found.end(), {static_cast<int64_t>(LinearPath::kDecoded), 0});
@@ -71,7 +77,7 @@ void set_route(int64_t device, const Ints& values, int64_t first_rows, int64_t l
   const char* op = "set_linear_route";
   EXL3_CHECK(op, first_rows >= 1 && first_rows <= last_rows, "rows are ", first_rows, " to ",
              last_rows);
-  EXL3_CHECK(op, path >= 0 && path <= static_cast<int64_t>(LinearPath::kDirect), "path is ", path);
+  EXL3_CHECK(op, path >= 0 && path <= static_cast<int64_t>(LinearPath::kEven), "path is ", path);
   EXL3_CHECK(op, cluster >= 0 && cluster <= 8, "cluster is ", cluster, ", expected 0..8");
   set_linear_route(static_cast<int>(device), problem_of(op, values), first_rows, last_rows,
                    {static_cast<LinearPath>(path), static_cast<int>(cluster)});

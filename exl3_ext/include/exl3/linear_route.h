@@ -16,11 +16,14 @@ enum class LinearPath : int {
   kSmall = 1,    // the small-batch kernel (gemv.h), a launch for every 16 rows
   kDecoded = 2,  // decoded blocks of W' and a library's product
   kDirect = 3,   // decoded in registers for the tensor cores (gemm_direct.h)
+  kEven = 4,     // one row, in equal shares for all multiprocessors (gemv_even.h)
 };
 
 struct LinearRoute {
   LinearPath path;
-  int cluster;  // of kSmall, as GemvConfig; of kDirect: DirectConfig::parts; 0: built in
+  // Of kSmall, as GemvConfig; of kDirect: DirectConfig::parts; of kEven: thread blocks a
+  // multiprocessor. 0: built in.
+  int cluster;
 };
 
 // What a route depends on, besides the device and the number of rows.

@@ -1,0 +1,94 @@
+// Problem -> plan of the even product: pure arithmetic, no device calls.
+#include <algorithm>
+#include <climits>
+
+#include "cuda/even/shape.h"
+
+namespace exl3 {
+namespace {
+
+using namespace cuda;
+
+int divided_up(int a, int b) { return (a + b - 1) / b; }
+
+// umulhi(n, reciprocal(d)) is n / d for all n < 2^32 / d; d is at least 2.
+uint32_t reciprocal(int d) {
+  return static_cast<uint32_t>(((uint64_t{1} << 32) + static_cast<uint64_t>(d) - 1) /
+                               static_cast<uint64_t>(d));
+}
+
+// Four values at every fourth column lie in one word of their size.
+bool aligned(const Rows& rows) {
+  const uintptr_t size = rows.type == DType::kFloat32 ? 16 : 8;
+  return reinterpret_cast<uintptr_t>(rows.data) % size == 0;
+}
+bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+bool fits(const LinearCudaParams& p) {
+  if (p.m != 1 || p.in_features != p.k || p.k < kHadamardDim) return false;
+  if (!aligned(p.x) || !aligned(p.y) || !aligned(p.residual)) return false;
+  if (!aligned(p.norm_weight)) return false;
+  int64_t outputs = 0;
+  for (int i = 0; i < p.count; ++i) {
+    const LinearWeightRef& w = p.w[i];
+    if (w.codebook != Codebook::kMul1 || w.bits != p.w[0].bits) return false;
+    if (w.out_features != w.n) return false;
+    if (!aligned(w.planes) || !aligned(w.suh) || !aligned(w.svh) || !aligned(w.bias)) return false;
+    outputs += w.n;
+  }
+  return outputs * p.k < int64_t{1} << 37;  // turns times turns of a group stay below 2^32
+}
+
+void take_weights(const LinearCudaParams& p, EvenParams* plan) {
+  int groups = 0, column = 0;
+  for (int i = 0; i < kLinearGroup; ++i) {
+    EvenWeight& to = plan->w[i];
+    to.group_end = INT_MAX;
+    if (i >= p.count) continue;
+    const LinearWeightRef& w = p.w[i];
+    groups += static_cast<int>(w.n / 64);
+    to = {reinterpret_cast<const unsigned char*>(w.planes), w.suh, w.svh, w.bias, groups, column};
+    if (i == p.count - 1) to.group_end = INT_MAX;
+    if (p.activation < 0) column += static_cast<int>(w.n);
+  }
+  plan->all = groups * plan->turns;
+}
+
+}  // namespace
+
+bool even_plan(const LinearCudaParams& p, const EvenDevice& device, int each, EvenParams* plan) {
+  if (device.shared_bytes == 0 || !fits(p)) return false;
+  *plan = {};
+  plan->bits = p.w[0].bits;
+  plan->activation = p.activation;
+  plan->groups_log = p.activation >= 0 ? 2 : 1;
+  plan->k_blocks = static_cast<int>(p.k / kHadamardDim);
+  const int of_block = even_turns_of_block(plan->bits);
+  plan->turns = plan->k_blocks * of_block;
+  take_weights(p, plan);
+  if (each == 0) each = device.pairs ? 1 : 2;
+  plan->blocks = each * device.multiprocessors;
+  plan->run = std::max(2, divided_up(plan->all, plan->blocks * kEvenWarps));
+  const int size = plan->run * kEvenWarps;
+  plan->per_run = reciprocal(plan->run);
+  plan->per_block = reciprocal(size);
+  plan->per_turns = reciprocal(plan->turns);
+  plan->x = p.x, plan->y = p.y, plan->residual = p.residual;
+  plan->norm_weight = p.norm_weight;
+  plan->norm_eps = p.norm_eps, plan->norm_offset = p.norm_offset;
+  // A thread block's turns touch at most these groups, weights and jobs.
+  const int groups = divided_up(size, plan->turns) + 1;
+  const int weights = std::min(p.count, p.activation >= 0 ? 2 : groups);
+  const int jobs = weights * std::min(plan->k_blocks, divided_up(size, of_block) + 1);
+  plan->input_bytes = jobs * kEvenJobBytes;
+  plan->sums_bytes = (kEvenWarps + groups) * kEvenPitch * 4;
+  plan->shared_bytes = kEvenWarps * even_depth(plan->bits) * even_turn_bytes(plan->bits) +
+                       plan->input_bytes + plan->sums_bytes + jobs * of_block * 4;
+  if (each * (plan->shared_bytes + 2048) > device.shared_bytes_all) return false;
+  if (device.pairs && each == 1 && p.norm_weight) {
+    plan->shared_bytes = std::max(plan->shared_bytes, kNormSharedBytes);
+  }
+  return plan->shared_bytes <= device.shared_bytes;
+}
+
+}  // namespace exl3

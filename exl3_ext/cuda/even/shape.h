@@ -1,0 +1,34 @@
+// Sizes that the kernel and its plan share.
+#pragma once
+#include "exl3/gemv_even.h"
+
+namespace exl3::cuda {
+
+constexpr int kEvenWarps = 8, kEvenThreads = kEvenWarps * 32;
+
+// Steps of 16 inputs in a turn, and the turns in flight in a warp.
+constexpr int even_steps(int bits) { return bits <= 4 ? 4 : 2; }
+constexpr int even_turns_of_block(int bits) { return kHadamardDim / kTileDim / even_steps(bits); }
+constexpr int even_turn_bytes(int bits) { return even_steps(bits) * 128 * bits; }
+constexpr int even_depth(int bits) {
+  const int depth = 5120 / even_turn_bytes(bits);
+  return depth < 2 ? 2 : depth > 8 ? 8 : depth;
+}
+
+// Bytes of a job (a block of 128 inputs for one weight): first four floats a lane, at last the
+// activations, a word of four bytes a step for each of eight lanes (the low bytes of four, then the
+// high ones), a turn's words of a lane side by side.
+constexpr int kEvenJobBytes = 512;
+constexpr int even_turn_words(int bits) { return 8 * even_steps(bits); }
+// Floats of 64 sums: four more bring those of a store to other banks.
+constexpr int kEvenPitch = 68;
+constexpr float kEvenMost = 32639.0f;  // 127 * 256 + 127
+
+// Compute capability 9.0: two launches, one with a norm and one without, fit one multiprocessor
+// together, but no two with a norm, by their shared memory, nor two without, by their registers.
+// Since a model's launches take turns, each has one thread block on every multiprocessor, beside
+// one of the launch before.
+constexpr int kNormRegisters = 96, kPlainRegisters = 160;
+constexpr int kNormSharedBytes = 115 * 1024;
+
+}  // namespace exl3::cuda
