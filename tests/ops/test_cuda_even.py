@@ -9,6 +9,7 @@ import pytest
 import torch
 from linear_cases import random_weight
 
+from exl3.ops.codebook import Codebook
 from exl3.ops.graph import capture
 from exl3.ops.linear import LinearWeight, Norm, linear, linear_add_, linear_reference
 from exl3.ops.linear_route import LinearProblem, Route, clear_routes
@@ -50,13 +51,20 @@ def take(weights: list[LinearWeight], gated: bool, device: torch.device, route: 
     problem.take(device.index, (1, 1), route)
 
 
+@pytest.mark.parametrize("codebook", list(Codebook))
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize(("k", "sizes", "gated"), SHAPES)
 def test_matches_reference(
-    k: int, sizes: tuple[int, ...], gated: bool, bits: int, device: torch.device
+    k: int,
+    sizes: tuple[int, ...],
+    gated: bool,
+    bits: int,
+    codebook: Codebook,
+    device: torch.device,
 ) -> None:
     weights = [
-        random_weight(k, n, bits, bias=True, seed=i, device="cuda") for i, n in enumerate(sizes)
+        random_weight(k, n, bits, codebook, bias=True, seed=i, device="cuda")
+        for i, n in enumerate(sizes)
     ]
     activation = "silu" if gated else None
     for dtype in (torch.float16, torch.float32, torch.bfloat16):

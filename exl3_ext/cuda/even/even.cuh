@@ -1,4 +1,4 @@
-// One row times a trellis weight, both Hadamard sides in the same launch, mul1.
+// One row times a trellis weight, both Hadamard sides in the same launch.
 //
 // Work split: the turns of all groups in a row, cut into runs of equal size for the warps of one
 // thread block a multiprocessor. A thread block transforms the inputs that its turns need; a unit
@@ -30,7 +30,7 @@ static __device__ __forceinline__ void wait_for_last() {
 #define EXL3_EVEN_BOUNDS(norm) __launch_bounds__(kEvenThreads, 2)
 #endif
 
-template <int kBits, bool kNorm>
+template <int kBits, bool kNorm, class Product>
 __global__ void EXL3_EVEN_BOUNDS(kNorm) even_kernel(const __grid_constant__ EvenParams p) {
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) unsigned char shared[];
@@ -47,13 +47,13 @@ __global__ void EXL3_EVEN_BOUNDS(kNorm) even_kernel(const __grid_constant__ Even
   auto* activations = reinterpret_cast<uint32_t*>(shared + kEvenWarps * kRing);
   auto* sums = reinterpret_cast<float*>(activations + p.input_bytes / 4);
   float* inputs = sums + p.sums_bytes / 4;
-  const EvenInput<kBits, kNorm> input(share, activations, inputs, row);
+  const EvenInput<kBits, kNorm, Product> input(share, activations, inputs, row);
   input.prepare();
   EvenFinish<kBits, kNorm>::prepare(share);
   __syncthreads();
   wait_for_last();
   input.run();
-  even_multiply(share, stream, activations, inputs, row.most, sums);
+  even_multiply<kBits, Product>(share, stream, activations, inputs, row.most, sums);
   __syncthreads();
   EvenFinish<kBits, kNorm>(share, sums, row).run();
 #endif

@@ -1,5 +1,5 @@
-// The input side of the even product: Hblk(x * norm * suh) of a thread block's jobs, rounded to
-// 256*high + low by one scale a weight.
+// The input side of the even product: Hblk(x * norm * suh) of a thread block's jobs, rounded by
+// one scale a weight: to integers 256*high + low (mul1) or float16.
 //
 // A job's place in shared memory holds its lanes' factors first, then their transformed values, at
 // last the rounded ones. Code that runs once a launch is read from far, so it is kept short: loops
@@ -25,7 +25,7 @@ static __device__ __forceinline__ uint4 aligned_raw4(const Rows& row, int column
   return uint4{u.x, u.y, 0, 0};
 }
 
-template <int kBits, bool kNorm>
+template <int kBits, bool kNorm, class Product>
 class EvenInput {
  public:
   // `inputs`: the sum of each turn of the jobs, before the norm of the transform.
@@ -70,7 +70,7 @@ class EvenInput {
         const int job = min(first + i * kEvenWarps, jobs - 1);
         const float4 f = *kept(job);
         v[i][0] *= f.x, v[i][1] *= f.y, v[i][2] *= f.z, v[i][3] *= f.w;
-        if (first + i * kEvenWarps < jobs) note_sums(job, v[i][0]);
+        if (Product::kInteger && first + i * kEvenWarps < jobs) note_sums(job, v[i][0]);
         warp_hadamard_128(v[i]);
       }
 #pragma unroll
@@ -92,7 +92,7 @@ class EvenInput {
 #pragma unroll 2
     for (int job = share_.warp; job < jobs; job += kEvenWarps) {
       const float inverse =
-          inverse_of(__uint_as_float(row_.most[share_.weight_of(job)]), kEvenMost);
+          inverse_of(__uint_as_float(row_.most[share_.weight_of(job)]), Product::kMost);
       const float4 v = *kept(job);
       __syncwarp();  // the place is read before it is written
       store(activations_ + job * (kEvenJobBytes / 4), {v.x, v.y, v.z, v.w}, inverse);
@@ -161,26 +161,13 @@ class EvenInput {
     }
   }
 
-  // Step lane / 4 of the block: inputs 4*part + i and the next are half part / 2 of the words of
-  // lane 2*(part mod 2) + i / 2 of four.
+  // Step lane / 4 of the block, inputs 4 * (lane mod 4)..
   __device__ __forceinline__ void store(uint32_t* block, const Four& four, float inverse) const {
-    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the integer
     constexpr int kSteps = even_steps(kBits);
-    const int step = share_.lane >> 2, part = share_.lane & 3;
-    uint32_t* words = block + step / kSteps * even_turn_words(kBits) + step % kSteps;
-    auto* halves = reinterpret_cast<uint16_t*>(words + 2 * (part & 1) * kSteps) + (part >> 1);
-    uint32_t b[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      b[i] = __float_as_uint(fmaf(inverse == 0.0f ? 0.0f : four.v[i], inverse, kRound));
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const uint32_t low = __byte_perm(b[i], b[i + 1], 0x0040);
-      const uint32_t high = __byte_perm(b[i] + 128, b[i + 1] + 128, 0x0051);
-      halves[i * kSteps] = static_cast<uint16_t>(low);
-      halves[(i + 8) * kSteps] = static_cast<uint16_t>(high);
-    }
+    const int step = share_.lane >> 2;
+    uint32_t* words =
+        block + step / kSteps * even_turn_words(kBits) + step % kSteps * Product::kWords;
+    Product::store(words, kSteps, share_.lane & 3, four.v, inverse);
   }
 
   const EvenShare<kBits>& share_;

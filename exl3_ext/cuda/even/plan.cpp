@@ -3,6 +3,7 @@
 #include <climits>
 
 #include "cuda/even/shape.h"
+#include "exl3/codebook.h"
 
 namespace exl3 {
 namespace {
@@ -31,7 +32,7 @@ bool fits(const LinearCudaParams& p) {
   int64_t outputs = 0;
   for (int i = 0; i < p.count; ++i) {
     const LinearWeightRef& w = p.w[i];
-    if (w.codebook != Codebook::kMul1 || w.bits != p.w[0].bits) return false;
+    if (w.codebook != p.w[0].codebook || w.bits != p.w[0].bits) return false;
     if (w.out_features != w.n) return false;
     if (!aligned(w.planes) || !aligned(w.suh) || !aligned(w.svh) || !aligned(w.bias)) return false;
     outputs += w.n;
@@ -60,6 +61,10 @@ bool even_plan(const LinearCudaParams& p, const EvenDevice& device, int each, Ev
   if (device.shared_bytes == 0 || !fits(p)) return false;
   *plan = {};
   plan->bits = p.w[0].bits;
+  plan->codebook = p.w[0].codebook;
+  const bool mcg = plan->codebook == Codebook::kMcg;
+  plan->multiplier = mcg ? kMcgMul : k3instMul;
+  plan->increment = mcg ? 0 : k3instAdd;
   plan->activation = p.activation;
   plan->groups_log = p.activation >= 0 ? 2 : 1;
   plan->k_blocks = static_cast<int>(p.k / kHadamardDim);

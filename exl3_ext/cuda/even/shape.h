@@ -16,13 +16,11 @@ constexpr int even_depth(int bits) {
 }
 
 // Bytes of a job (a block of 128 inputs for one weight): first four floats a lane, at last the
-// activations, a word of four bytes a step for each of eight lanes (the low bytes of four, then the
-// high ones), a turn's words of a lane side by side.
+// activations, eight words a step: a lane's words of a turn side by side.
 constexpr int kEvenJobBytes = 512;
 constexpr int even_turn_words(int bits) { return 8 * even_steps(bits); }
 // Floats of 64 sums: four more bring those of a store to other banks.
 constexpr int kEvenPitch = 68;
-constexpr float kEvenMost = 32639.0f;  // 127 * 256 + 127
 
 // Compute capability 9.0: two launches, one with a norm and one without, fit one multiprocessor
 // together, but no two with a norm, by their shared memory, nor two without, by their registers.

@@ -133,15 +133,22 @@ class EvenStream {
   int ahead_, left_ = 0, slot_ = 0;
 };
 
-// Sums of 64 outputs for one row: columns of its low and high bytes, four times over.
-struct EvenProduct {
+// Sums of 64 outputs for one row, which stands in all columns of the B fragment alike. kWords words
+// of activations a step, of each of kLanes lanes.
+//
+// mul1: two columns, of low and of high bytes; a word is four activations, each of which stands
+// four times in the fragment.
+template <int kBits>
+struct EvenIntegers {
+  static constexpr bool kInteger = true;
+  static constexpr int kLanes = 8, kWords = 1;
+  static constexpr float kMost = 32639.0f;  // 127 * 256 + 127
   int c[4][4] = {};
 
-  // `word`: the lane's four activations, each of which stands four times in the fragment.
-  template <int kBits>
-  __device__ __forceinline__ void step(const LaneWords<kBits>& words, uint32_t word) {
-    const uint32_t b[4] = {__byte_perm(word, 0, 0x0000), __byte_perm(word, 0, 0x1111),
-                           __byte_perm(word, 0, 0x2222), __byte_perm(word, 0, 0x3333)};
+  __device__ __forceinline__ void step(const LaneWords<kBits>& words, const uint32_t* row,
+                                       const EvenParams&) {
+    const uint32_t b[4] = {__byte_perm(*row, 0, 0x0000), __byte_perm(*row, 0, 0x1111),
+                           __byte_perm(*row, 0, 0x2222), __byte_perm(*row, 0, 0x3333)};
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       uint32_t x[8];
@@ -151,36 +158,100 @@ struct EvenProduct {
     }
   }
 
-  // Each of four lanes alike stores one tile's. The row is integers times `unit`, and `inputs` is
-  // the sum of the row.
-  __device__ __forceinline__ void emit(float* sums, float unit, float inputs) const {
-    const int lane = threadIdx.x & (kWarp - 1);
+  // The lane's sum of tile q: outputs lane / 4 (h 0) and 8 more (h 1) of sums of integers.
+  __device__ __forceinline__ float sum(int q, int h) const {
+    return fmaf(256.0f, static_cast<float>(c[q][2 * h + 1]), static_cast<float>(c[q][2 * h]));
+  }
+  // The row is integers times `unit`, and `inputs` is the sum of the row.
+  static __device__ __forceinline__ float value(float sum, float unit, float inputs) {
     const float a = __half2float(__ushort_as_half(kMul1ScaleBits));
     const float constant = kMul1Bias * a + __half2float(__ushort_as_half(kMul1OffsetBits));
-    float* to = sums + (lane & 3) * kTileDim + (lane >> 2);
+    return fmaf(unit * a, sum, constant * inputs);
+  }
+
+  // Four inputs of a step, 4*part.. of it: those at i and i + 1 are half part / 2 of a lane's word.
+  static __device__ __forceinline__ void store(uint32_t* words, int steps, int part,
+                                               const float (&v)[4], float inverse) {
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the integer
+    auto* halves = reinterpret_cast<uint16_t*>(words + 2 * (part & 1) * steps) + (part >> 1);
+    uint32_t b[4];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const auto pick = [&](int i) {
-        const int even = lane & 2 ? c[2][i] : c[0][i], odd = lane & 2 ? c[3][i] : c[1][i];
-        return static_cast<float>(lane & 1 ? odd : even);
-      };
-      to[8 * h] = fmaf(unit * a, fmaf(256.0f, pick(2 * h + 1), pick(2 * h)), constant * inputs);
+    for (int i = 0; i < 4; ++i) {
+      b[i] = __float_as_uint(fmaf(inverse == 0.0f ? 0.0f : v[i], inverse, kRound));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t low = __byte_perm(b[i], b[i + 1], 0x0040);
+      const uint32_t high = __byte_perm(b[i] + 128, b[i + 1] + 128, 0x0051);
+      halves[i * steps] = static_cast<uint16_t>(low);
+      halves[(i + 8) * steps] = static_cast<uint16_t>(high);
     }
   }
 };
 
-static __device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&w)[2]) {
-  const uint2 v = *reinterpret_cast<const uint2*>(from);
-  w[0] = v.x, w[1] = v.y;
+// 3inst, mcg: float16, columns all alike.
+template <int kBits>
+struct EvenHalves {
+  static constexpr bool kInteger = false;
+  static constexpr int kLanes = 4, kWords = 2;
+  static constexpr float kMost = 16.0f;
+  float c[4][4] = {};
+
+  __device__ __forceinline__ void step(const LaneWords<kBits>& words, const uint32_t* row,
+                                       const EvenParams& p) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      uint32_t w[4];
+      half_words(words, q, p.multiplier, p.increment, w);
+      mma_f16(c[q], w[0], w[2], w[1], w[3], row[0], row[1]);
+    }
+  }
+
+  __device__ __forceinline__ float sum(int q, int h) const { return c[q][2 * h]; }
+  static __device__ __forceinline__ float value(float sum, float unit, float) { return unit * sum; }
+
+  static __device__ __forceinline__ void store(uint32_t* words, int steps, int part,
+                                               const float (&v)[4], float inverse) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const __half2 pair = __floats2half2_rn(v[2 * i] * inverse, v[2 * i + 1] * inverse);
+      words[((part & 1) * 2 + i) * 2 * steps + (part >> 1)] =
+          *reinterpret_cast<const uint32_t*>(&pair);
+    }
+  }
+};
+
+// Each of four lanes that have the same sums stores one tile's.
+template <class Product>
+static __device__ __forceinline__ void even_emit(const Product& product, float* sums, float unit,
+                                                 float inputs) {
+  const int lane = threadIdx.x & (kWarp - 1);
+  float* to = sums + (lane & 3) * kTileDim + (lane >> 2);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float even = lane & 2 ? product.sum(2, h) : product.sum(0, h);
+    const float odd = lane & 2 ? product.sum(3, h) : product.sum(1, h);
+    to[8 * h] = Product::value(lane & 1 ? odd : even, unit, inputs);
+  }
 }
-static __device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&w)[4]) {
-  const uint4 v = *reinterpret_cast<const uint4*>(from);
-  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+
+template <int kCount>
+static __device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&w)[kCount]) {
+  if constexpr (kCount == 2) {
+    const uint2 v = *reinterpret_cast<const uint2*>(from);
+    w[0] = v.x, w[1] = v.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const uint4 v = *reinterpret_cast<const uint4*>(from + i);
+      w[i] = v.x, w[i + 1] = v.y, w[i + 2] = v.z, w[i + 3] = v.w;
+    }
+  }
 }
 
 // The warp's sums of a group stand at sums[warp + group - group0]: no other warp and group has that
 // place. `most` is the largest magnitude of each weight's row, `inputs` the sums of its turns.
-template <int kBits>
+template <int kBits, class Product>
 static __device__ __forceinline__ void even_multiply(const EvenShare<kBits>& share,
                                                      EvenStream<kBits>& stream,
                                                      const uint32_t* activations,
@@ -197,22 +268,23 @@ static __device__ __forceinline__ void even_multiply(const EvenShare<kBits>& sha
     float sum = 0.0f;
     for (int i = share.lane; i < count; i += kWarp) sum += inputs[at + i];
     const uint32_t* b = activations + at / kTurns * (kEvenJobBytes / 4) +
-                        at % kTurns * even_turn_words(kBits) + (share.lane & 7) * kSteps;
-    EvenProduct product;
+                        at % kTurns * even_turn_words(kBits) +
+                        (share.lane & (Product::kLanes - 1)) * (Product::kWords * kSteps);
+    Product product;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       LaneWords<kBits> words[kSteps];
-      uint32_t row[kSteps];
+      uint32_t row[Product::kWords * kSteps];
       load_words(b, row);
       stream.take(words);
 #pragma unroll
-      for (int j = 0; j < kSteps; ++j) product.step(words[j], row[j]);
+      for (int j = 0; j < kSteps; ++j) product.step(words[j], row + j * Product::kWords, p);
       b += even_turn_words(kBits);
       if ((at + i) % kTurns == kTurns - 1) b += kEvenJobBytes / 4 - kTurns * even_turn_words(kBits);
     }
-    product.emit(sums + (share.warp + group - share.group0) * kEvenPitch,
-                 __uint_as_float(most[weight - share.weight0]) * (kHadamardNorm / kEvenMost),
-                 kHadamardNorm * warp_sum(sum));
+    even_emit(product, sums + (share.warp + group - share.group0) * kEvenPitch,
+              __uint_as_float(most[weight - share.weight0]) * (kHadamardNorm / Product::kMost),
+              kHadamardNorm * warp_sum(sum));
     turn += count;
   }
 }

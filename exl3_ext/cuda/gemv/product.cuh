@@ -44,6 +44,27 @@ static __device__ __forceinline__ void mul1_words(const LaneWords<kBits>& words,
   }
 }
 
+// The eight float16 weights of tile q in pairs. A state's x is state * multiplier + increment.
+template <int kBits>
+static __device__ __forceinline__ void half_words(const LaneWords<kBits>& words, int q,
+                                                  uint32_t multiplier, uint32_t increment,
+                                                  uint32_t (&w)[4]) {
+  uint32_t s[8];
+  words.states(q, s);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    s[e] = (((s[e] & 0xFFFFu) * multiplier + increment) & kHalfPairMask) ^ kHalfPairXor;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t low = __byte_perm(s[2 * i], s[2 * i + 1], 0x5410);
+    const uint32_t high = __byte_perm(s[2 * i], s[2 * i + 1], 0x7632);
+    const __half2 sum =
+        __hadd2(*reinterpret_cast<const __half2*>(&low), *reinterpret_cast<const __half2*>(&high));
+    w[i] = *reinterpret_cast<const uint32_t*>(&sum);
+  }
+}
+
 template <int kBits, int kFragments>
 struct IntegerProduct {
   using Input = IntegerInput<kFragments>;
@@ -101,7 +122,6 @@ struct HalfProduct {
   using Input = HalfInput<kFragments>;
   float c[4][kFragments][4] = {};
 
-  // A state's x is state * multiplier + increment.
   __device__ __forceinline__ void step(const LaneWords<kBits>& words, const uint32_t* activations,
                                        uint32_t multiplier, uint32_t increment) {
     const int lane = threadIdx.x & (kWarp - 1);
@@ -112,20 +132,8 @@ struct HalfProduct {
     }
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
-      uint32_t s[8], w[4];
-      words.states(q, s);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        s[e] = (((s[e] & 0xFFFFu) * multiplier + increment) & kHalfPairMask) ^ kHalfPairXor;
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t low = __byte_perm(s[2 * i], s[2 * i + 1], 0x5410);
-        const uint32_t high = __byte_perm(s[2 * i], s[2 * i + 1], 0x7632);
-        const __half2 sum = __hadd2(*reinterpret_cast<const __half2*>(&low),
-                                    *reinterpret_cast<const __half2*>(&high));
-        w[i] = *reinterpret_cast<const uint32_t*>(&sum);
-      }
+      uint32_t w[4];
+      half_words(words, q, multiplier, increment, w);
 #pragma unroll
       for (int f = 0; f < kFragments; ++f) mma_f16(c[q][f], w[0], w[2], w[1], w[3], b[f].x, b[f].y);
     }

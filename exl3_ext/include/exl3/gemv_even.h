@@ -32,6 +32,8 @@ struct EvenParams {
   const float* norm_weight;
   float norm_eps, norm_offset;
   int bits, activation;
+  Codebook codebook;
+  uint32_t multiplier, increment;             // of a state, for 3inst and mcg
   int blocks;                                 // thread blocks
   int input_bytes, sums_bytes, shared_bytes;  // the last: all dynamic shared memory
   uint32_t* exchange;  // [blocks][kEvenExchange], zero before and after a launch
