@@ -98,6 +98,7 @@ struct Arrivals {
   int64_t following[T];  // the slot's next tile
   int closed[T];         // step at which the lap to write begins, or -1
   int event;             // the clock at which a slot reaches its goal
+  int alone;             // the only slot that has a tile, or -1
 };
 
 // Word i of the thread's table, asked for in order.

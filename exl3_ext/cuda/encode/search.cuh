@@ -45,6 +45,7 @@ static __device__ void begin_walks(SharedOf<K, T>& s, unsigned char* ring, int c
   __syncthreads();
   if (threadIdx.x == 0) {
     s.event = INT32_MAX;
+    int live = 0;
     for (int t = 0; t < T; ++t) {
       Slot& slot = s.slot[t];
       if (slot.restart != -2) {
@@ -53,8 +54,10 @@ static __device__ void begin_walks(SharedOf<K, T>& s, unsigned char* ring, int c
         if (slot.restart >= 0) slot.goal = kTileNumel;
         slot.restart = -2;
       }
-      if (slot.tile >= 0) s.event = min(s.event, slot.begin + slot.goal);
       s.best[t] = INT32_MAX;
+      if (slot.tile < 0) continue;
+      s.event = min(s.event, slot.begin + slot.goal);
+      s.alone = live++ ? -1 : t;
     }
   }
   __syncthreads();
@@ -138,6 +141,23 @@ constexpr int64_t kInGlobalBytes = (sizeof(SharedOf<K, T>) + 255) / 256 * 256;
 template <int K>
 constexpr bool kMayBeGlobal = sizeof(SharedOf<K, 1>) > 64 * 1024;
 
+// A step of N tiles from the first on: all, or the only one that is left.
+template <int K, int T, int N>
+static __device__ __forceinline__ void advance(const uint32_t (&mine)[Plan<K, T>::kInRegisters],
+                                               Shared<K, T>& s, int clock, int first, int now,
+                                               int after, unsigned char* row) {
+  int32_t least[N];
+  Pull pulls[N];
+#pragma unroll
+  for (int t = 0; t < N; ++t) pulls[t] = pull<K>(s.slot[first + t], clock, s.low[now][first + t]);
+  step<K, T, N>(mine, s, pulls, least, first, clock & 1, row);
+#pragma unroll
+  for (int t = 0; t < N; ++t) {
+    least[t] = warp_min(least[t]);
+    if (threadIdx.x % 32 == 0) atomicMin(&s.low[after][first + t], least[t]);
+  }
+}
+
 template <int K, int T, bool kInGlobal>
 __global__ void __launch_bounds__(kSearchThreads, 1)
     search_kernel(EncodeParams p, SearchHeader* header, unsigned char* blocks) {
@@ -163,16 +183,10 @@ __global__ void __launch_bounds__(kSearchThreads, 1)
       if (s.event == INT32_MAX) break;
     }
     unsigned char* row = ring + (clock & kRingMask) * P::kRowBytes;
-    int32_t least[T];
-    Pull pulls[T];
-#pragma unroll
-    for (int t = 0; t < T; ++t) pulls[t] = pull<K>(s.slot[t], clock, s.low[now][t]);
-    step<K, T>(mine, s, pulls, least, clock & 1, row);
-#pragma unroll
-    for (int t = 0; t < T; ++t) {
-      least[t] = warp_min(least[t]);
-      if (threadIdx.x % 32 == 0) atomicMin(&s.low[after][t], least[t]);
-    }
+    if (T > 1 && s.alone >= 0)
+      advance<K, T, 1>(mine, s, clock, s.alone, now, after, row);
+    else
+      advance<K, T, T>(mine, s, clock, 0, now, after, row);
     if (threadIdx.x < T) s.low[later][threadIdx.x] = kEncodeCap;
     const int spare = now;
     now = after, after = later, later = spare;

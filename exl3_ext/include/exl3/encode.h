@@ -60,7 +60,7 @@ struct EncodePatience {
   int first, more, most;
 };
 constexpr EncodePatience kEncodePatience[9] = {{0, 0, 0},     {128, 64, 600}, {96, 64, 600},
-                                               {96, 64, 448}, {64, 64, 448},  {48, 32, 448},
+                                               {96, 64, 448}, {64, 64, 448},  {64, 32, 448},
                                                {32, 32, 448}, {32, 32, 448},  {32, 32, 448}};
 
 // Trellis search, one tile at a time: the circular state sequence nearest to the tile.
