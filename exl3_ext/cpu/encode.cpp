@@ -29,11 +29,14 @@ namespace {
 constexpr int kRing = kEncodeRing;
 constexpr int kStagger = 320;  // keeps the rows of different tiles in different cache sets
 
+// Steps from one kept row of coarse costs to the next: more is less memory and longer traces.
+int stride_of(int bits) { return bits == 1 ? 4 : bits <= kEncodeCoarseBits ? 2 : 1; }
+
 int64_t slot_bytes(int bits) {
   const int64_t nodes = kStates >> bits;
   int64_t bytes = nodes * 4 * kRing;
   if (bits == kEncodeTaggedBits) bytes = nodes * (2 * 4 + kRing * bits / 8);
-  if (bits <= kEncodeCoarseBits) bytes = nodes * 2 * (2 + kRing / encode_stride(bits));
+  if (bits <= kEncodeCoarseBits) bytes = nodes * 2 * (2 + kRing / stride_of(bits));
   return (bytes + 4095) / 4096 * 4096 + kStagger;
 }
 
@@ -43,7 +46,7 @@ class Walk {
   void place(const EncodeParams& p, unsigned char* memory) {
     p_ = &p;
     nodes_ = kStates >> p.bits;
-    stride_ = encode_stride(p.bits);
+    stride_ = stride_of(p.bits);
     tagged_ = p.bits == kEncodeTaggedBits;
     coarse_ = p.bits <= kEncodeCoarseBits;
     coarse_costs_ = reinterpret_cast<int16_t*>(memory);
@@ -56,8 +59,10 @@ class Walk {
     const float* w = p_->tiles + tile * kTileNumel;
     for (int i = 0; i < kTileNumel; ++i) {
       const float inside = std::fmin(std::fmax(w[i], -p_->weight_limit), p_->weight_limit);
-      const long y = std::lrint(inside * p_->weight_scale);
-      weight_[i] = static_cast<int16_t>(coarse_ ? y << encode_coarse_shift(p_->bits) : y);
+      const float scaled = inside * p_->weight_scale;
+      const int y = static_cast<int>(std::lrint(scaled));
+      weight_[i] = static_cast<int16_t>(
+          coarse_ ? encode_coarse_weight(p_->bits, static_cast<int>(std::floor(scaled)), y) : y);
     }
     start(0, -1);
     goal_ = kTileNumel + kEncodePatience[p_->bits].first;

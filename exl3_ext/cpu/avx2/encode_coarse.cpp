@@ -19,18 +19,16 @@ static inline __m256i load_old(const int16_t* p) {
   return _mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i*)p));
 }
 
-// The edge, negative: vpmulhrsw rounds halves up, and so those of the edge down. Differences that
-// saturate are far beyond the bound.
+// Differences that saturate are far beyond the bound. vpmulhrsw rounds halves up; of the negative
+// square of a wide edge, so that those of the square go down.
 template <bool kWide>
 static inline __m256i edge(__m256i x, __m256i y) {
-  const __m256i most = _mm256_set1_epi16(-kEncodeCoarseMost);
-  __m256i up = _mm256_subs_epi16(x, y), down = _mm256_subs_epi16(y, x);
-  if (kWide) {
-    up = _mm256_srai_epi16(up, 1);
-    down = _mm256_srai_epi16(down, 1);
-  }
-  const __m256i steps = _mm256_max_epi16(_mm256_mulhrs_epi16(up, down), most);
-  return kWide ? _mm256_slli_epi16(steps, 2) : steps;
+  const __m256i most = _mm256_set1_epi16(kEncodeCoarseMost);
+  const __m256i up = _mm256_subs_epi16(x, y);
+  if (!kWide) return _mm256_min_epi16(_mm256_mulhrs_epi16(up, up), most);
+  const __m256i down = _mm256_subs_epi16(y, x), zero = _mm256_sub_epi16(x, x);
+  const __m256i steps = _mm256_mulhrs_epi16(_mm256_srai_epi16(up, 1), _mm256_srai_epi16(down, 1));
+  return _mm256_slli_epi16(_mm256_min_epi16(_mm256_sub_epi16(zero, steps), most), 2);
 }
 
 // Table order to node order, and store. Node q * 2^K + j of the row is lane j * R + q.
@@ -88,8 +86,8 @@ static void step(const int16_t* table, EncodeCoarseStep::Tile* const* tiles) {
 #pragma GCC unroll 2
       for (int b = 0; b < B; ++b) {
         const __m256i old = load_old<K>(tiles[b]->before + h * kOld + row * kPeriod);
-        best[b][0] = _mm256_min_epi16(best[b][0], _mm256_sub_epi16(old, edge<kWide>(x0, y[b])));
-        best[b][1] = _mm256_min_epi16(best[b][1], _mm256_sub_epi16(old, edge<kWide>(x1, y[b])));
+        best[b][0] = _mm256_min_epi16(best[b][0], _mm256_add_epi16(old, edge<kWide>(x0, y[b])));
+        best[b][1] = _mm256_min_epi16(best[b][1], _mm256_add_epi16(old, edge<kWide>(x1, y[b])));
       }
     }
     for (int b = 0; b < B; ++b)

@@ -1,7 +1,7 @@
 // One coarse step of the trellis search (cpu/encode_step.h) in AVX-512 with BW.
 //
-// A row of 32 nodes is one register per tile. Per 32 edges of a tile: one broadcast load, both
-// differences, the rounded product of the two, its bound, a subtraction and a minimum; the load of
+// A row of 32 nodes is one register per tile. Per 32 edges of a tile: one broadcast load, the
+// difference, its square rounded, the bound of that, a sum and a minimum; the load of
 // the table row is shared by the tiles. Bound by the two ports that run 512-bit arithmetic.
 #include <immintrin.h>
 
@@ -18,18 +18,16 @@ static inline __m512i load_old(const int16_t* p) {
   return _mm512_broadcastq_epi64(_mm_loadl_epi64((const __m128i*)p));
 }
 
-// The edge, negative: vpmulhrsw rounds halves up, and so those of the edge down. Differences that
-// saturate are far beyond the bound.
+// Differences that saturate are far beyond the bound. vpmulhrsw rounds halves up; of the negative
+// square of a wide edge, so that those of the square go down.
 template <bool kWide>
 static inline __m512i edge(__m512i x, __m512i y) {
-  const __m512i most = _mm512_set1_epi16(-kEncodeCoarseMost);
-  __m512i up = _mm512_subs_epi16(x, y), down = _mm512_subs_epi16(y, x);
-  if (kWide) {
-    up = _mm512_srai_epi16(up, 1);
-    down = _mm512_srai_epi16(down, 1);
-  }
-  const __m512i steps = _mm512_max_epi16(_mm512_mulhrs_epi16(up, down), most);
-  return kWide ? _mm512_slli_epi16(steps, 2) : steps;
+  const __m512i most = _mm512_set1_epi16(kEncodeCoarseMost);
+  const __m512i up = _mm512_subs_epi16(x, y);
+  if (!kWide) return _mm512_min_epi16(_mm512_mulhrs_epi16(up, up), most);
+  const __m512i down = _mm512_subs_epi16(y, x), zero = _mm512_sub_epi16(x, x);
+  const __m512i steps = _mm512_mulhrs_epi16(_mm512_srai_epi16(up, 1), _mm512_srai_epi16(down, 1));
+  return _mm512_slli_epi16(_mm512_min_epi16(_mm512_sub_epi16(zero, steps), most), 2);
 }
 
 // Where the lanes of a row (table order) go to be in node order.
@@ -59,7 +57,7 @@ static void step(const int16_t* table, EncodeCoarseStep::Tile* const* tiles) {
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
         const __m512i old = load_old<K>(tiles[b]->before + h * kOld + row * kPeriod);
-        best[b] = _mm512_min_epi16(best[b], _mm512_sub_epi16(old, edge<kWide>(x, y[b])));
+        best[b] = _mm512_min_epi16(best[b], _mm512_add_epi16(old, edge<kWide>(x, y[b])));
       }
     }
     for (int b = 0; b < B; ++b) {

@@ -18,7 +18,8 @@ struct CoarsePlan {
   static constexpr bool kTagged = false, kCoarse = true;
   static constexpr int kNodes = kStates >> K, kFan = 1 << K, kGroups = kNodes >> K;
   static constexpr int kTable = kOwnStates / 2, kPasses = kTable / (kFan * kFan);
-  static constexpr int kStride = encode_stride(K), kRows = kEncodeRing / kStride;
+  // Steps from one kept row of costs to the next, and kept rows.
+  static constexpr int kStride = K == 3 ? 2 : 4, kRows = kEncodeRing / kStride;
   // Bytes of a row of costs in the ring, of a tile's ring, and of a block's.
   static constexpr int64_t kRowBytes = 2 * kNodes, kTileBytes = kRows * kRowBytes;
   static constexpr int64_t kBlockBytes = T * kTileBytes;

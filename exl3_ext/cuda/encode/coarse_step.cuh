@@ -3,7 +3,7 @@
 // Three instructions for two edges: the difference, its square as a number of steps, and an
 // add-minimum of 16 bits. A float16 between 0.5 and 1 is a multiple of 2^-11, so the bits of
 // 0.5 + d * d, bounded by 1, are those of 0.5 and the square in steps, rounded to even, which for
-// the square of an integer is down where it is a tie.
+// the square of an integer is down where it is a tie (wide edges only).
 #pragma once
 #include <cuda_fp16.h>
 
@@ -18,11 +18,9 @@ struct CoarsePull {
   bool wide;
 };
 
-// A number of the table less its shift, as a float16 whose square counts in steps.
-template <int K>
+// A number of the table or a weight as a float16 whose square counts in steps; 11 bits each.
 static __device__ __forceinline__ uint32_t coarse_half(int number) {
-  constexpr float kUnit = 1.0f / (1 << (13 - encode_coarse_shift(K)));
-  return __half_as_ushort(__float2half_rn(number * kUnit));
+  return __half_as_ushort(__float2half_rn(number * (1.0f / (1 << 13))));
 }
 
 // In words: as intrinsics the compiler takes the table apart, ahead of the loop.
@@ -52,8 +50,8 @@ static __device__ __forceinline__ CoarsePull coarse_pull(const CoarseShared<K, T
                                                          int clock) {
   const Slot& slot = s.slot[t];
   const int y = slot.weight[(slot.origin + clock - slot.begin) & (kTileNumel - 1)];
-  const bool wide = encode_wide(K, y << encode_coarse_shift(K));
-  const uint32_t two = coarse_half<K>(-y) * 0x10001u;
+  const bool wide = encode_wide(K, y);
+  const uint32_t two = coarse_half(-y) * 0x10001u;
   const uint32_t lower = (s.reference[clock & 1][t] + kHalfBits + kCoarseBase) & 0xFFFF;
   return {wide ? halves_fma(two, kHalves, 0) : two, lower * 0x10001u, wide};
 }

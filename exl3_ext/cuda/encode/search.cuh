@@ -22,7 +22,10 @@ static __device__ void load_tile(const EncodeParams& p, Slot& slot, int64_t tile
   if (i < kTileNumel && (there || first)) {
     const float w = there ? p.tiles[tile * kTileNumel + i] : 0.0f;
     const float inside = fminf(fmaxf(w, -p.weight_limit), p.weight_limit);
-    slot.weight[i] = static_cast<int16_t>(__float2int_rn(inside * p.weight_scale));
+    const float scaled = inside * p.weight_scale;
+    const int y = __float2int_rn(scaled);
+    slot.weight[i] = static_cast<int16_t>(
+        K <= kEncodeCoarseBits ? encode_coarse_weight(K, __float2int_rd(scaled), y) : y);
   }
   if (i == 0) {
     slot.tile = there ? tile : -1;
@@ -208,9 +211,7 @@ __global__ void __launch_bounds__(kSearchThreads, 1)
   for (int i = 0; i < P::kTable; ++i) {
     const int h = i / P::kFan % P::kFan;
     const int node = P::node(threadIdx.x, i / (P::kFan * P::kFan)) + i % P::kFan;
-    const auto half = [&](int of) {
-      return coarse_half<K>(p.table[encode_coarse_place(K, h, of)] >> encode_coarse_shift(K));
-    };
+    const auto half = [&](int of) { return coarse_half(p.table[encode_coarse_place(K, h, of)]); };
     mine[i] = half(node) | half(node + P::kFan) << 16;
   }
   for (int t = 0; t < T; ++t) load_tile<K>(p, s.slot[t], int64_t{t} * gridDim.x + blockIdx.x, true);

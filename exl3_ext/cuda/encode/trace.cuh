@@ -76,14 +76,13 @@ struct Tracer {
   // The choices of the kStride steps before step `at` on the best path to `node`, the last in the
   // low bits: all ways from the row of costs there. Coarse rates.
   __device__ int ways(int at, int node) const {
-    constexpr int kSteps = encode_stride(K), kTurns = at_least((1 << K * kSteps) / 32, 1);
+    constexpr int kSteps = P::kStride, kTurns = at_least((1 << K * kSteps) / 32, 1);
     constexpr int kWays = 1 << K * kSteps;
     const int from = at - kSteps;
     const int16_t* row = reinterpret_cast<const int16_t*>(
         ring + t * P::kTileBytes + (from / kSteps & (P::kRows - 1)) * P::kRowBytes);
     int y[kSteps], least = INT32_MAX;
-    for (int d = 0; d < kSteps; ++d)
-      y[d] = slot.weight[(slot.origin + at - 1 - d) & kLapMask] << encode_coarse_shift(K);
+    for (int d = 0; d < kSteps; ++d) y[d] = slot.weight[(slot.origin + at - 1 - d) & kLapMask];
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int way = turn * 32 + lane;
@@ -111,10 +110,10 @@ struct Tracer {
     const int bottom = oldest(), traced = slot.traced;
     if (lane == 0) slot.path[step & kRingMask] = static_cast<uint16_t>(node);
     bool met = false;
-    for (int at = step; !met && at > bottom; at -= encode_stride(K)) {
+    for (int at = step; !met && at > bottom; at -= P::kStride) {
       const int chosen = ways(at, node);
 #pragma unroll
-      for (int d = 0; d < encode_stride(K); ++d) {
+      for (int d = 0; d < P::kStride; ++d) {
         node = before(chosen >> d * K & (P::kFan - 1), node);
         if (met) continue;
         uint16_t& entry = slot.path[(at - 1 - d) & kRingMask];

@@ -13,13 +13,15 @@ constexpr int kEncodeTaggedBits = 4;  // at this rate they carry the chosen pred
 // The walk (cpu/encode.cpp). Results depend on these numbers, so all backends share them.
 //
 // 3 bits or fewer. An edge is the square of a difference in steps of 1 to 1024, above which all are
-// 1024: what half a float16 plus its square holds between 0.5 and 1. The table and the weights are
-// multiples of 2^encode_coarse_shift, so that the square is a multiple of half a step and the
-// product instructions of 16 bits divide by 2^15. Halves are rounded down. A wide edge counts in
-// steps four times as large; it goes with weights in the tails of the codebook, where few states
-// are near. Costs are relative to the least of some nodes one step before; their spread is at most
+// 1024: what half a float16 plus its square holds between 0.5 and 1. The table has multiples of
+// 2^encode_coarse_shift, so that the product instructions of 16 bits divide the square by 2^15, and
+// weights lie half-way between two of them, so that no square is half-way between two steps.
+// A wide edge counts in steps four times as large, and halves are rounded down; it goes with
+// weights in the tails of the codebook, where few states are near; these are multiples themselves,
+// as a float16 has no room for halves there.
+// Costs are relative to the least of some nodes one step before; their spread is at most
 // 15 * 1024, 7 * 1024 or 5 * 4096, as a node is reached from any other in so many steps.
-constexpr int encode_coarse_shift(int bits) { return bits == 3 ? 4 : 2; }
+constexpr int encode_coarse_shift(int bits) { return bits == 3 ? 4 : 3; }
 constexpr int kEncodeCoarseMost = 1024;
 constexpr int encode_coarse_edge(int number, int y, bool wide) {
   const int d = (number - y) / (wide ? 2 : 1), steps = (d * d + 16383) >> 15;
@@ -28,11 +30,13 @@ constexpr int encode_coarse_edge(int number, int y, bool wide) {
 constexpr bool encode_wide(int bits, int y) {
   return bits == 3 && (y < 0 ? -y : y) >= 512 << encode_coarse_shift(3);
 }
+// From the weight times its scale, rounded down and to the nearest.
+constexpr int encode_coarse_weight(int bits, int down, int nearest) {
+  const int shift = encode_coarse_shift(bits), y = (2 * down + 1) * (1 << shift) / 2;
+  return encode_wide(bits, y) ? nearest * (1 << shift) : y;
+}
 constexpr int kEncodeCoarseFar = 17000;  // cost of nodes that a walk must not begin in
 constexpr int kEncodeReferences = 64;    // the first so many multiples of 2^bits give the reference
-constexpr int encode_stride(int bits) {  // steps from one stored row of costs to the next
-  return bits == 3 ? 2 : bits <= 2 ? 4 : 1;
-}
 // Where a state's number is in a coarse table [nodes/32, 2^bits, 32].
 constexpr int encode_coarse_place(int bits, int h, int node) {
   const int fan = 1 << bits, lane = (node & (fan - 1)) * (32 >> bits) + ((node & 31) >> bits);
@@ -51,8 +55,9 @@ constexpr int32_t encode_shift(int bits, int32_t low) {
 }
 constexpr int kEncodeUnit = 16;   // gain and weight are multiplied by it: edges are multiples
 constexpr int kEncodeRing = 512;  // steps kept for tracing back, a power of two
-// How many of them a trace may go: the row of costs before them is still there.
-constexpr int encode_reach(int bits) { return kEncodeRing - encode_stride(bits); }
+// How many of them a trace may go back: where only every fourth row of costs is kept, the row
+// before them is still there.
+constexpr int encode_reach(int bits) { return kEncodeRing - (bits <= kEncodeCoarseBits ? 4 : 1); }
 
 // Steps beyond a lap before the first trace, and between traces; after `most` steps or more the lap
 // is forced. By bit rate.
@@ -68,8 +73,8 @@ constexpr EncodePatience kEncodePatience[9] = {{0, 0, 0},     {128, 64, 600}, {9
 //   bits <= 3:  encode_coarse_edge(table[s], y)
 //   bits == 4:  (table[s][0] * gain + table[s][1] * y) * kEncodeUnit
 //   bits >= 5:  (table[s][0] - y)^2
-// with y = round(w * weight_scale), w clamped to +-weight_limit; up to 3 bits that is times
-// 2^encode_coarse_shift. At 4 bits gain * 16 is kEncodeSquare and
+// with y = round(w * weight_scale), w clamped to +-weight_limit; up to 3 bits
+// encode_coarse_weight. At 4 bits gain * 16 is kEncodeSquare and
 // table[s][0] = (table[s][1]^2 + kEncodeSquare / 2) / kEncodeSquare - 32768, rounded down.
 // exl3/ops/encode.py makes the table and the scales.
 constexpr int kEncodeSquare = 2048;
