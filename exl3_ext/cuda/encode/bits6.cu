@@ -1,4 +1,4 @@
-#include "cuda/encode/search.cuh"
+#include "cuda/encode/search_launch.cuh"
 
 namespace exl3::cuda {
 

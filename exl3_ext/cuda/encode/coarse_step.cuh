@@ -7,6 +7,7 @@
 #pragma once
 #include <cuda_fp16.h>
 
+#include "cuda/common/halves.cuh"
 #include "cuda/encode/coarse_plan.cuh"
 
 namespace exl3::cuda {
@@ -21,19 +22,6 @@ struct CoarsePull {
 // A number of the table or a weight as a float16 whose square counts in steps; 11 bits each.
 static __device__ __forceinline__ uint32_t coarse_half(int number) {
   return __half_as_ushort(__float2half_rn(number * (1.0f / (1 << 13))));
-}
-
-// In words: as intrinsics the compiler takes the table apart, ahead of the loop.
-static __device__ __forceinline__ uint32_t halves_fma(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t result;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-  return result;
-}
-// Bounded by 0 and 1.
-static __device__ __forceinline__ uint32_t halves_fma_sat(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t result;
-  asm("fma.rn.sat.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-  return result;
 }
 
 constexpr uint32_t kHalves = kHalfBits * 0x10001u, kOnes = 0x3C003C00u;
