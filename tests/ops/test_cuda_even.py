@@ -1,5 +1,5 @@
-"""One row in equal shares for all multiprocessors: every rate, shares that cut units anywhere,
-launch after launch."""
+"""Rows in equal shares for all multiprocessors: every rate, shares that cut units anywhere, launch
+after launch."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def built_in() -> Iterator[None]:
     clear_routes()
 
 
-def even_routes(weights: list[LinearWeight], gated: bool, device: torch.device) -> list[Route]:
-    """Those of one row, or skip."""
+def even_routes(
+    weights: list[LinearWeight], gated: bool, device: torch.device, rows: int = 1
+) -> list[Route]:
+    """Those of some rows, or skip."""
     problem = LinearProblem.of(weights, gated=gated)
     assert problem is not None
-    routes = [r for r in problem.routes(device.index, 1) if r.path == "even"]
+    routes = [r for r in problem.routes(device.index, rows) if r.path == "even"]
     if not routes:
         pytest.skip("no even product on this GPU")
     return routes
@@ -48,7 +50,7 @@ def even_routes(weights: list[LinearWeight], gated: bool, device: torch.device) 
 def take(weights: list[LinearWeight], gated: bool, device: torch.device, route: Route) -> None:
     problem = LinearProblem.of(weights, gated=gated)
     assert problem is not None
-    problem.take(device.index, (1, 1), route)
+    problem.take(device.index, (1, 32), route)
 
 
 @pytest.mark.parametrize("codebook", list(Codebook))
@@ -78,6 +80,38 @@ def test_matches_reference(
             assert torch.equal(linear(x, weights, norm=norm, activation=activation), got)
             error = (got.double() - want).norm() / want.norm()
             assert error < limit, (route, dtype)
+
+
+@pytest.mark.parametrize("codebook", [Codebook.MUL1, Codebook.MCG])
+@pytest.mark.parametrize("bits", [1, 3, 4, 6, 8])
+@pytest.mark.parametrize(
+    ("k", "sizes", "gated"), [(1000, (384, 128), False), (2048, (1408, 1408), True)]
+)
+def test_several_rows(
+    k: int,
+    sizes: tuple[int, ...],
+    gated: bool,
+    bits: int,
+    codebook: Codebook,
+    device: torch.device,
+) -> None:
+    """Each number of fragments, and more rows than one launch has; k that is padded."""
+    weights = [
+        random_weight(k, n, bits, codebook, bias=True, seed=i, device="cuda")
+        for i, n in enumerate(sizes)
+    ]
+    activation = "silu" if gated else None
+    norm = Norm(1 + 0.3 * torch.randn(k, device="cuda"), 1e-5)
+    inputs = (3 * torch.randn(32, k, device="cuda")).half()
+    wanted = linear_reference(inputs, weights, norm=norm, activation=activation)
+    for m in (2, 3, 4, 5, 8, 9, 16, 17, 32):
+        x, want = inputs[:m], wanted[:m]
+        for route in even_routes(weights, gated, device, m):
+            take(weights, gated, device, route)
+            got = linear(x, weights, norm=norm, activation=activation)
+            assert torch.equal(linear(x, weights, norm=norm, activation=activation), got)
+            error = (got.double() - want).norm(dim=-1) / want.norm(dim=-1)
+            assert error.max() < LIMIT, (m, route)
 
 
 def test_what_it_has_no_instance_for_runs_another_way(device: torch.device) -> None:

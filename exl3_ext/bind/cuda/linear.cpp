@@ -193,16 +193,52 @@ bool run_direct(const char* op, const CudaLaunch& launch, const Tensor& x,
   return true;
 }
 
+// Rows first..first + count of a problem.
+LinearCudaParams rows_from(const LinearCudaParams& p, int64_t first, int64_t count) {
+  LinearCudaParams part = p;
+  part.m = count;
+  for (Rows* rows : {&part.x, &part.residual, &part.y}) {
+    *rows = from_column(*rows, first * rows->stride);
+  }
+  return part;
+}
+
+// Inputs of several rows for the even product.
+Tensor even_inputs(const char* op, const CudaLaunch& launch, const Tensor& x,
+                   const LinearCudaParams& p, const EvenParams& even) {
+  GemvParams gemv{};
+  static_cast<LinearCudaParams&>(gemv) = p;
+  gemv.config.rows = even.rows;
+  gemv.config.fragments = even.fragments;
+  const Tensor workspace =
+      torch::stable::new_empty(x, {gemv_input_bytes(p, gemv.config)}, ScalarType::Byte);
+  gemv.workspace = data_mut<unsigned char>(workspace);
+  launch.run(op, gemv_input_cuda, gemv);
+  return workspace;
+}
+
 // The even product for the whole group; false if it has no instance for it.
 bool run_even(const char* op, const CudaLaunch& launch, const Tensor& x,
               const LinearCudaParams& p) {
   const LinearRoute route = linear_route(x.get_device_index(), p);
   if (route.path != LinearPath::kBuiltIn && route.path != LinearPath::kEven) return false;
-  EvenParams even;
-  if (!even_plan(p, even_device(), route.cluster, &even)) return false;
-  even.exchange = zeroed_words(x, launch, int64_t{even.blocks} * kEvenExchange);
-  launch.run(op, even_cuda, even);
-  return true;
+  if (p.m > kMostSmallRows) return false;
+  const int rows = even_rows(p, even_device(), route.cluster);
+  for (int64_t first = 0; rows != 0 && first < p.m; first += rows) {
+    const LinearCudaParams part = rows_from(p, first, std::min<int64_t>(rows, p.m - first));
+    EvenParams even;
+    const bool planned = even_plan(part, even_device(), route.cluster, &even);
+    EXL3_CHECK(op, planned, "rows ", first, ".. have no plan");
+    std::optional<Tensor> workspace;
+    if (even.fragments > 0) {
+      workspace = even_inputs(op, launch, x, part, even);
+      even.workspace = data<unsigned char>(*workspace);
+    }
+    const int64_t words = int64_t{even.blocks} * even.rows * kEvenExchange;
+    even.exchange = zeroed_words(x, launch, words);
+    launch.run(op, even_cuda, even);
+  }
+  return rows != 0;
 }
 
 // The small-batch kernel for the whole group; false if it has no instance for it.
@@ -222,8 +258,8 @@ bool run_small(const char* op, const CudaLaunch& launch, const Tensor& x,
   return true;
 }
 
-// Straight from the trellis, by some kernel. For one row the even product is the built-in choice
-// only where the small-batch kernel has no room: small devices, large k.
+// Straight from the trellis, by some kernel. The even product is the built-in choice only where the
+// small-batch kernel has no room: small devices, large k.
 bool run_fused(const char* op, const CudaLaunch& launch, const Tensor& x,
                const LinearCudaParams& p) {
   return run_direct(op, launch, x, p) || run_small(op, launch, x, p) || run_even(op, launch, x, p);

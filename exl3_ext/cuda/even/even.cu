@@ -15,8 +15,11 @@ EvenDevice even_device() {
 }
 
 Status even_cuda(const EvenParams& p, CudaStream stream) {
-  if (p.codebook == Codebook::kMul1) return cuda::even_integers(p, stream);
-  return cuda::even_halves(p, stream);
+  const bool integer = p.codebook == Codebook::kMul1;
+  if (p.fragments == 0) {
+    return integer ? cuda::even_integers(p, stream) : cuda::even_halves(p, stream);
+  }
+  return integer ? cuda::even_rows_integers(p, stream) : cuda::even_rows_halves(p, stream);
 }
 
 }  // namespace exl3

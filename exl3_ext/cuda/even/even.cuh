@@ -42,20 +42,20 @@ __global__ void EXL3_EVEN_BOUNDS(kNorm) even_kernel(const __grid_constant__ Even
 #endif
   if (static_cast<int>(blockIdx.x) * p.run * kEvenWarps >= p.all) return wait_for_last();
   const EvenShare<kBits> share(p);
-  constexpr int kRing = EvenStream<kBits>::kDepth * EvenStream<kBits>::kTurnBytes;
-  EvenStream<kBits> stream(share, shared + share.warp * kRing);
+  constexpr int kDepth = even_depth(kBits), kRing = kDepth * even_turn_bytes(kBits);
+  EvenStream<kBits, kDepth> stream(share, shared + share.warp * kRing);
   auto* activations = reinterpret_cast<uint32_t*>(shared + kEvenWarps * kRing);
   auto* sums = reinterpret_cast<float*>(activations + p.input_bytes / 4);
   float* inputs = sums + p.sums_bytes / 4;
   const EvenInput<kBits, kNorm, Product> input(share, activations, inputs, row);
   input.prepare();
-  EvenFinish<kBits, kNorm>::prepare(share);
+  EvenFinish<kBits, EvenOneRow<kNorm>>::prepare(share);
   __syncthreads();
   wait_for_last();
   input.run();
   even_multiply<kBits, Product>(share, stream, activations, inputs, row.most, sums);
   __syncthreads();
-  EvenFinish<kBits, kNorm>(share, sums, row).run();
+  EvenFinish<kBits, EvenOneRow<kNorm>>(share, sums, {row}).run();
 #endif
 }
 

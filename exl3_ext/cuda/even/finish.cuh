@@ -29,7 +29,7 @@ static __device__ __forceinline__ void collect(uint32_t* from, float (&v)[4]) {
   v[2] += __uint_as_float(~w.z), v[3] += __uint_as_float(~w.w);
 }
 
-static __device__ __forceinline__ void store_aligned4(const Rows& row, int column,
+static __device__ __forceinline__ void store_aligned4(const Rows& row, int64_t column,
                                                       const float (&v)[4]) {
   if (row.type == DType::kFloat32) {
     *reinterpret_cast<float4*>(static_cast<float*>(row.data) + column) =
@@ -48,13 +48,23 @@ static __device__ __forceinline__ void store_aligned4(const Rows& row, int colum
   *reinterpret_cast<uint2*>(static_cast<half_bits*>(row.data) + column) = bits;
 }
 
-// A warp takes a unit, a lane four outputs of each half: those of group lane / 16.
-template <int kBits, bool kNorm>
+// What finishing needs to know of the rows: 1 / rms, and what the constant part of a weight adds to
+// each sum of a row, if that is not in the sums yet.
+template <bool kNorm>
+struct EvenOneRow {
+  const EvenRow& row;
+  __device__ __forceinline__ float inverse_rms(int) const { return kNorm ? row.inverse_rms : 1.0f; }
+  __device__ __forceinline__ float constant(int, int) const { return 0.0f; }
+};
+
+// A warp takes a unit of a row, a lane four outputs of each half: those of group lane / 16.
+template <int kBits, class Facts>
 class EvenFinish {
  public:
+  // sums: [warp and group, see even_multiply][row][kGemvSumPitch].
   __device__ __forceinline__ EvenFinish(const EvenShare<kBits>& share, const float* sums,
-                                        const EvenRow& row)
-      : share_(share), p_(share.p), sums_(sums), row_(row) {}
+                                        const Facts& facts)
+      : share_(share), p_(share.p), sums_(sums), facts_(facts) {}
 
   // Brings the constants of the warp's first unit nearer.
   static __device__ __forceinline__ void prepare(const EvenShare<kBits>& share) {
@@ -70,28 +80,34 @@ class EvenFinish {
 
   __device__ __forceinline__ void run() const {
     const int log = p_.groups_log, lane = share_.lane;
+    int unit = share_.group0 >> log, row = share_.warp;
 #pragma unroll 1
-    for (int unit = (share_.group0 >> log) + share_.warp; (unit << log) * p_.turns < share_.last;
-         unit += kEvenWarps) {
+    for (;; row += kEvenWarps) {
+      while (row >= p_.rows) row -= p_.rows, ++unit;
+      if ((unit << log) * p_.turns >= share_.last) break;
       const bool ends = ((unit + 1) << log) * p_.turns <= share_.last;
       const EvenGroup place(p_, unit << log);
       const int column = (place.inside >> 1) * kHadamardDim + lane * 4;
       const int y_column = p_.w[place.weight].column + column;
       uint4 old{};
-      if (ends && p_.residual.data) old = aligned_raw4(p_.residual, y_column);
+      if (ends && p_.residual.data)
+        old = aligned_raw4(p_.residual, row * p_.residual.stride + y_column);
       float result[4];
 #pragma unroll 1
       for (int half = 0; half < log; ++half) {
         const EvenWeight& w = p_.w[place.weight + half];
         const uint2 scale = *reinterpret_cast<const uint2*>(w.svh + column);
         float v[4];
-        gather((unit << log) + half * 2 + (lane >> 4), half, ends, v);
+        gather((unit << log) + half * 2 + (lane >> 4), half, row, ends, v);
         if (!ends) continue;
+        const float constant = facts_.constant(place.weight + half, row);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] += constant;
         __syncwarp();
         warp_hadamard_128(v);
         float f[4];
         convert4(uint4{scale.x, scale.y, 0, 0}, DType::kFloat16, f);
-        const float norm = kNorm ? kHadamardNorm * row_.inverse_rms : kHadamardNorm;
+        const float norm = kHadamardNorm * facts_.inverse_rms(row);
 #pragma unroll
         for (int i = 0; i < 4; ++i) v[i] *= norm * f[i];
         if (w.bias) {
@@ -112,31 +128,36 @@ class EvenFinish {
 #pragma unroll
         for (int i = 0; i < 4; ++i) result[i] += s[i];
       }
-      store_aligned4(p_.y, y_column, result);
+      store_aligned4(p_.y, row * p_.y.stride + y_column, result);
     }
   }
 
  private:
   // The lane's four sums of a group: all if the thread block finishes it, else its own go out.
-  __device__ __forceinline__ void gather(int group, int half, bool ends, float (&v)[4]) const {
+  __device__ __forceinline__ void gather(int group, int half, int row, bool ends,
+                                         float (&v)[4]) const {
     const int start = group * p_.turns - share_.first, stop = start + p_.turns;
     const int size = p_.run * kEvenWarps, share = share_.last - share_.first;
-    uint32_t* words = p_.exchange + blockIdx.x * kEvenExchange + half * 128 + share_.lane * 4;
+    const int each = p_.rows * kEvenExchange;  // words of a thread block
+    uint32_t* words =
+        p_.exchange + blockIdx.x * each + row * kEvenExchange + half * 128 + share_.lane * 4;
     v[0] = v[1] = v[2] = v[3] = 0.0f;
     if (ends &&
         start < 0) {  // thread blocks before this one, up to that with the group's last turn
       const int nearest = stop <= 0 ? __umulhi(-stop, p_.per_block) : 0;
 #pragma unroll 1
       for (int back = __umulhi(size - 1 - start, p_.per_block); back > nearest; --back) {
-        collect(words - back * kEvenExchange, v);
+        collect(words - back * each, v);
       }
     }
     if (stop <= 0 || start >= share) return;
-    const float* sums = sums_ + (group - share_.group0) * kEvenPitch + (share_.lane & 15) * 4;
+    const int pitch = p_.rows * kGemvSumPitch;
+    const float* sums =
+        sums_ + (group - share_.group0) * pitch + row * kGemvSumPitch + (share_.lane & 15) * 4;
     const int to = __umulhi(min(stop, share) - 1, p_.per_run);
 #pragma unroll 2
     for (int warp = __umulhi(max(start, 0), p_.per_run); warp <= to; ++warp) {
-      const float4 s = *reinterpret_cast<const float4*>(sums + warp * kEvenPitch);
+      const float4 s = *reinterpret_cast<const float4*>(sums + warp * pitch);
       v[0] += s.x, v[1] += s.y, v[2] += s.z, v[3] += s.w;
     }
     if (!ends) post(words, v);
@@ -155,7 +176,7 @@ class EvenFinish {
   const EvenShare<kBits>& share_;
   const EvenParams& p_;
   const float* sums_;
-  const EvenRow& row_;
+  Facts facts_;
 };
 
 }  // namespace exl3::cuda

@@ -17,7 +17,7 @@ struct EvenRow {
 };
 
 // Four values at a column that is a multiple of four.
-static __device__ __forceinline__ uint4 aligned_raw4(const Rows& row, int column) {
+static __device__ __forceinline__ uint4 aligned_raw4(const Rows& row, int64_t column) {
   if (row.type == DType::kFloat32) {
     return *reinterpret_cast<const uint4*>(static_cast<const float*>(row.data) + column);
   }

@@ -1,9 +1,17 @@
 #include "cuda/even/launch.cuh"
 
 namespace exl3::cuda {
+namespace {
 
-Status even_integers(const EvenParams& p, CudaStream stream) {
-  return even_of_bits<EvenIntegers>(p, stream);
-}
+template <int kBits>
+struct Row {
+  static Status run(const EvenParams& p, CudaStream stream) {
+    return even_run<kBits, EvenIntegers<kBits>>(p, stream);
+  }
+};
+
+}  // namespace
+
+Status even_integers(const EvenParams& p, CudaStream stream) { return for_bits<Row>(p, stream); }
 
 }  // namespace exl3::cuda

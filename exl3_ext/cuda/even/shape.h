@@ -1,5 +1,6 @@
 // Sizes that the kernel and its plan share.
 #pragma once
+#include "cuda/gemv/shape.h"
 #include "exl3/gemv_even.h"
 
 namespace exl3::cuda {
@@ -19,8 +20,13 @@ constexpr int even_depth(int bits) {
 // activations, eight words a step: a lane's words of a turn side by side.
 constexpr int kEvenJobBytes = 512;
 constexpr int even_turn_words(int bits) { return 8 * even_steps(bits); }
-// Floats of 64 sums: four more bring those of a store to other banks.
-constexpr int kEvenPitch = 68;
+// Of several rows, whose activations take room beside each turn.
+constexpr int even_rows_depth(int bits) { return even_depth(bits) < 3 ? even_depth(bits) : 3; }
+// Bytes of the activations of a turn of several rows: those of its steps as gemv_input_cuda leaves
+// them. A warp has one turn more of them than of weights: they are read until the turn's end.
+constexpr int even_rows_bytes(bool integer, int fragments, int bits) {
+  return even_steps(bits) * gemv_step_bytes(integer, fragments);
+}
 
 // Compute capability 9.0: two launches, one with a norm and one without, fit one multiprocessor
 // together, but no two with a norm, by their shared memory, nor two without, by their registers.

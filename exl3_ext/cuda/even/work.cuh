@@ -74,10 +74,10 @@ struct EvenShare {
   }
 };
 
-template <int kBits>
+template <int kBits, int kDepth>
 class EvenStream {
  public:
-  static constexpr int kDepth = even_depth(kBits), kTurnBytes = even_turn_bytes(kBits);
+  static constexpr int kTurnBytes = even_turn_bytes(kBits);
 
   // Starts the first copies of the warp's run.
   __device__ __forceinline__ EvenStream(const EvenShare<kBits>& share, unsigned char* ring)
@@ -251,9 +251,8 @@ static __device__ __forceinline__ void load_words(const uint32_t* from, uint32_t
 
 // The warp's sums of a group stand at sums[warp + group - group0]: no other warp and group has that
 // place. `most` is the largest magnitude of each weight's row, `inputs` the sums of its turns.
-template <int kBits, class Product>
-static __device__ __forceinline__ void even_multiply(const EvenShare<kBits>& share,
-                                                     EvenStream<kBits>& stream,
+template <int kBits, class Product, class Stream>
+static __device__ __forceinline__ void even_multiply(const EvenShare<kBits>& share, Stream& stream,
                                                      const uint32_t* activations,
                                                      const float* inputs, const uint32_t* most,
                                                      float* sums) {
@@ -282,7 +281,7 @@ static __device__ __forceinline__ void even_multiply(const EvenShare<kBits>& sha
       b += even_turn_words(kBits);
       if ((at + i) % kTurns == kTurns - 1) b += kEvenJobBytes / 4 - kTurns * even_turn_words(kBits);
     }
-    even_emit(product, sums + (share.warp + group - share.group0) * kEvenPitch,
+    even_emit(product, sums + (share.warp + group - share.group0) * kGemvSumPitch,
               __uint_as_float(most[weight - share.weight0]) * (kHadamardNorm / Product::kMost),
               kHadamardNorm * warp_sum(sum));
     turn += count;

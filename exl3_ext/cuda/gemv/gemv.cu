@@ -62,14 +62,18 @@ int spreading_bytes(unsigned grid) {
   return device.shared_bytes_all / (wanted + 1) - fixed + 16;
 }
 
+template <class Input>
+Status run_input(const GemvParams& p, CudaStream stream) {
+  const int64_t bytes = p.count * (p.k / kTileDim) * Input::kStepWords * 4;
+  const dim3 rows(static_cast<unsigned>(p.m), static_cast<unsigned>(p.count));
+  return start(gemv_input_kernel<Input>, rows, kInputWarps * kWarp, 1, 0, stream, p, bytes);
+}
+
 template <class Product, int kBits>
 Status run(const GemvParams& p, const GemvShared& sizes, unsigned grid, CudaStream stream) {
   using Input = typename Product::Input;
   if (!gemv_fused(static_cast<int>(p.m))) {
-    const int64_t bytes = p.count * (p.k / kTileDim) * Input::kStepWords * 4;
-    const dim3 rows(static_cast<unsigned>(p.m), static_cast<unsigned>(p.count));
-    const Status status =
-        start(gemv_input_kernel<Input>, rows, kInputWarps * kWarp, 1, 0, stream, p, bytes);
+    const Status status = run_input<Input>(p, stream);
     if (status != Status::kOk) return status;
   }
   constexpr int kFragments = Input::kStepWords / (Input::kInteger ? kWarp : 2 * kWarp);
@@ -141,12 +145,29 @@ GemvDevice gemv_device() {
   return d;
 }
 
-int64_t gemv_workspace_bytes(const LinearGroup& group, const GemvConfig& config) {
-  if (gemv_fused(static_cast<int>(std::min<int64_t>(group.m, config.rows)))) return 0;
+int64_t gemv_input_bytes(const LinearGroup& group, const GemvConfig& config) {
   const bool integer = group.w[0].codebook == Codebook::kMul1;
   const int64_t words =
       group.count * (group.k / kTileDim) * gemv_step_bytes(integer, config.fragments);
   return words + (2 * group.count + 1) * kGemvMaxRows * 4;
+}
+
+int64_t gemv_workspace_bytes(const LinearGroup& group, const GemvConfig& config) {
+  if (gemv_fused(static_cast<int>(std::min<int64_t>(group.m, config.rows)))) return 0;
+  return gemv_input_bytes(group, config);
+}
+
+Status gemv_input_cuda(const GemvParams& p, CudaStream stream) {
+  const bool integer = p.w[0].codebook == Codebook::kMul1;
+  switch (p.config.fragments) {
+    case 1:
+      return integer ? run_input<IntegerInput<1>>(p, stream) : run_input<HalfInput<1>>(p, stream);
+    case 2:
+      return integer ? run_input<IntegerInput<2>>(p, stream) : run_input<HalfInput<2>>(p, stream);
+    case 4:
+      return integer ? run_input<IntegerInput<4>>(p, stream) : Status::kNoKernel;
+  }
+  return Status::kNoKernel;
 }
 
 Status gemv_cuda(const GemvParams& params, CudaStream stream) {

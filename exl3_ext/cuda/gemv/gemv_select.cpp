@@ -12,12 +12,6 @@ struct Shape {
   int64_t units;  // blocks of 128 outputs, or pairs of them
 };
 
-int fragments_for(bool integer, int rows) {
-  const int needed =
-      (rows + cuda::gemv_fragment_rows(integer) - 1) / cuda::gemv_fragment_rows(integer);
-  return needed <= 1 ? 1 : needed <= 2 ? 2 : 4;
-}
-
 // Thread blocks that a multiprocessor holds at once by registers (gemv_blocks in gemv.cu).
 int register_blocks(bool integer, int fragments) {
   if (integer) return fragments == 1 ? 4 : fragments == 2 ? 3 : 2;
@@ -44,6 +38,12 @@ double cost_of(const Shape& s, const GemvDevice& device, int rows, int fragments
 
 }  // namespace
 
+int gemv_fragments(Codebook codebook, int rows) {
+  const int each = cuda::gemv_fragment_rows(codebook == Codebook::kMul1);
+  const int needed = (rows + each - 1) / each;
+  return needed <= 1 ? 1 : needed <= 2 ? 2 : 4;
+}
+
 GemvConfig gemv_select(const LinearGroup& group, const GemvDevice& device, int cluster) {
   Shape s{};
   s.integer = group.w[0].codebook == Codebook::kMul1;
@@ -62,7 +62,7 @@ GemvConfig gemv_select(const LinearGroup& group, const GemvDevice& device, int c
                          : 0) {
     GemvConfig best{};
     double least = 0;
-    const int fragments = fragments_for(s.integer, rows);
+    const int fragments = gemv_fragments(group.w[0].codebook, rows);
     for (int c : {1, 2, 4, 8}) {
       if (c > s.k_blocks || (c > 1 && !device.clusters) || (cluster != 0 && c != cluster)) continue;
       const int shared =

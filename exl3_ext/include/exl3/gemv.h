@@ -29,6 +29,11 @@ struct GemvParams : LinearCudaParams {
 };
 
 int64_t gemv_workspace_bytes(const LinearGroup& group, const GemvConfig& config);
+// The input side of up to kGemvMaxRows rows alone, into a workspace of gemv_input_bytes.
+int64_t gemv_input_bytes(const LinearGroup& group, const GemvConfig& config);
+Status gemv_input_cuda(const GemvParams& p, CudaStream stream);
+// Fragments of an instance for that many rows: 1, 2 or 4.
+int gemv_fragments(Codebook codebook, int rows);
 
 // Pure function of the problem. `cluster` 0 chooses.
 GemvConfig gemv_select(const LinearGroup& group, const GemvDevice& device, int cluster = 0);

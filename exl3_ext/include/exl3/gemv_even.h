@@ -1,6 +1,6 @@
-// One row straight from lane words on a GPU, in equal shares for all multiprocessors.
+// A few rows straight from lane words on a GPU, in equal shares for all multiprocessors.
 #pragma once
-#include "exl3/linear_cuda.h"
+#include "exl3/gemv.h"
 
 namespace exl3 {
 
@@ -28,15 +28,21 @@ struct EvenParams {
   uint32_t per_run, per_block, per_turns;  // 2^32 / run, turns of a thread block, turns; rounded up
   int k_blocks;                            // of 128 inputs
   EvenWeight w[kLinearGroup];
-  Rows x, y, residual;  // one row each
+  int rows;
+  Rows x, y, residual;
   const float* norm_weight;
   float norm_eps, norm_offset;
   int bits, activation;
   Codebook codebook;
-  uint32_t multiplier, increment;             // of a state, for 3inst and mcg
-  int blocks;                                 // thread blocks
+  uint32_t multiplier, increment;  // of a state, for 3inst and mcg
+  int blocks;                      // thread blocks
+  // 0: one row, whose inputs each thread block makes; or the fragments of inputs that a launch
+  // before makes (gemv_input_cuda).
+  int fragments;
   int input_bytes, sums_bytes, shared_bytes;  // the last: all dynamic shared memory
-  uint32_t* exchange;  // [blocks][kEvenExchange], zero before and after a launch
+  const unsigned char* workspace;             // of gemv_input_cuda
+  int weights;                                // in it
+  uint32_t* exchange;  // [blocks][rows][kEvenExchange], zero before and after a launch
 };
 constexpr int kEvenExchange = 4 * 64;
 
@@ -44,6 +50,8 @@ constexpr int kEvenExchange = 4 * 64;
 // kernel has no instance for it. Pointers count only for alignment. Pure arithmetic.
 bool even_plan(const LinearCudaParams& problem, const EvenDevice& device, int each,
                EvenParams* plan);
+// The rows of a launch for m of them: all, or as many as fit; 0: none do.
+int even_rows(const LinearCudaParams& problem, const EvenDevice& device, int each);
 EvenDevice even_device();  // the current one
 Status even_cuda(const EvenParams& p, CudaStream stream);
 
