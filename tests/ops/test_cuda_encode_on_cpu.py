@@ -23,14 +23,17 @@ SOURCE = Path(__file__).parents[2] / "exl3_ext"
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[None, 750], ids=["newest", "older"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Also as compiled for a device without additions and minima by halves."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++")
-    path = tmp_path_factory.mktemp("cuda_on_cpu") / "encode"
+    path = tmp_path_factory.mktemp("older" if request.param else "newest") / "encode"
     includes = [f"-I{HERE}", f"-I{SOURCE}", f"-I{SOURCE / 'include'}"]
     flags = ["-O2", "-std=c++17", "-fno-strict-aliasing", "-Wno-attributes"]
+    if request.param:
+        flags.append(f"-D__CUDA_ARCH__={request.param}")
     files = [HERE / "encode.cpp", HERE / "block.cpp"]
     done = subprocess.run([compiler, *flags, *includes, *files, "-o", path], capture_output=True)
     if b"_Float16" in done.stderr:
@@ -75,6 +78,8 @@ def test_same_bytes(
     count: int,
 ) -> None:
     """`count` Gaussian tiles a little too large; 0: the extreme ones."""
+    if bits > 3 and "older" in str(program):
+        pytest.skip("the same source")
     codebook = Codebook.MCG if bits % 2 else Codebook.MUL1
     generator = torch.Generator().manual_seed(bits)
     tiles = torch.randn(count, 256, generator=generator) * codebook.std * 1.1

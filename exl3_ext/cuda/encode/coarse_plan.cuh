@@ -30,9 +30,23 @@ struct CoarsePlan {
   static __device__ int node(int tid, int pass) { return (pass * kSearchThreads + tid) * 2 * kFan; }
 };
 
-// A cost is kept less the number that an edge of 0 has: a float16 of 0.5. And less what lets costs
-// be as far below the reference as above.
-constexpr int kHalfBits = 0x3800, kCoarseBase = kHalfBits - 0x1400;
+constexpr int kHalfBits = 0x3800;  // a float16 of 0.5, what an edge of 0 is
+
+// A cost is kept less a base, in 16 bits, so that costs may be as far below 0 as above: signed
+// where there are instructions for halves of words, else never negative.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+using CoarseCost = uint16_t;
+constexpr int kCoarseBase = -0x5C00, kCoarseLeast = 0;
+#else
+using CoarseCost = int16_t;
+constexpr int kCoarseBase = kHalfBits - 0x1400, kCoarseLeast = -0x8000;
+#endif
+static __device__ __forceinline__ int first_cost(uint32_t two) {
+  return static_cast<CoarseCost>(two);
+}
+static __device__ __forceinline__ int second_cost(uint32_t two) {
+  return static_cast<CoarseCost>(two >> 16);
+}
 
 template <int K, int T>
 struct CoarseShared : Arrivals<T> {
@@ -70,9 +84,9 @@ static __device__ void find_best(CoarseShared<K, T>& s, int clock, int t) {
   using P = CoarsePlan<K, T>;
   int least = INT32_MAX;
   for (int i = threadIdx.x; i < P::kNodes / 2; i += kSearchThreads) {
-    const uint32_t two = s.cost[clock & 1][t][P::place(i)] ^ 0x80008000u;
-    least = min(least, static_cast<int>((two & 0xFFFF) << 15) + 2 * i);
-    least = min(least, static_cast<int>(two >> 16 << 15) + 2 * i + 1);
+    const uint32_t two = s.cost[clock & 1][t][P::place(i)];
+    least = min(least, ((first_cost(two) - kCoarseLeast) << 15) + 2 * i);
+    least = min(least, ((second_cost(two) - kCoarseLeast) << 15) + 2 * i + 1);
   }
   least = warp_min(least);
   if (threadIdx.x % 32 == 0) atomicMin(&s.best[t], least);

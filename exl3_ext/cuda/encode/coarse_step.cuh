@@ -33,6 +33,40 @@ static __device__ __forceinline__ uint32_t coarse_edge(uint32_t two, uint32_t y)
   return kWide ? steps * 4 - 3 * kHalves : steps;
 }
 
+// Sums of kept costs and edges, their least, and what is kept of that: by halves where there are
+// instructions for that, else of whole words, as no half is negative or carries.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kSumBase = kCoarseBase;
+static __device__ __forceinline__ uint32_t coarse_sum(uint32_t old, uint32_t edge) {
+  return old + edge - kHalves;
+}
+static __device__ __forceinline__ uint32_t coarse_least(uint32_t old, uint32_t edge,
+                                                        uint32_t best) {
+  return __vminu2(coarse_sum(old, edge), best);
+}
+static __device__ __forceinline__ uint32_t coarse_keep(uint32_t best, uint32_t lower) {
+  return best - lower;
+}
+static __device__ __forceinline__ uint32_t coarse_pair(int number) {
+  return static_cast<uint32_t>(number * 0x10001);
+}
+#else
+constexpr int kSumBase = kCoarseBase - kHalfBits;
+static __device__ __forceinline__ uint32_t coarse_sum(uint32_t old, uint32_t edge) {
+  return __vadd2(old, edge);
+}
+static __device__ __forceinline__ uint32_t coarse_least(uint32_t old, uint32_t edge,
+                                                        uint32_t best) {
+  return __viaddmin_s16x2(old, edge, best);
+}
+static __device__ __forceinline__ uint32_t coarse_keep(uint32_t best, uint32_t lower) {
+  return __vsub2(best, lower);
+}
+static __device__ __forceinline__ uint32_t coarse_pair(int number) {
+  return (number & 0xFFFF) * 0x10001u;
+}
+#endif
+
 template <int K, int T>
 static __device__ __forceinline__ CoarsePull coarse_pull(const CoarseShared<K, T>& s, int t,
                                                          int clock) {
@@ -40,8 +74,9 @@ static __device__ __forceinline__ CoarsePull coarse_pull(const CoarseShared<K, T
   const int y = slot.weight[(slot.origin + clock - slot.begin) & (kTileNumel - 1)];
   const bool wide = encode_wide(K, y);
   const uint32_t two = coarse_half(-y) * 0x10001u;
-  const uint32_t lower = (s.reference[clock & 1][t] + kHalfBits + kCoarseBase) & 0xFFFF;
-  return {wide ? halves_fma(two, kHalves, 0) : two, lower * 0x10001u, wide};
+  // From a sum's base to that of a kept cost, and the reference.
+  const uint32_t lower = coarse_pair(s.reference[clock & 1][t] + 2 * kCoarseBase - kSumBase);
+  return {wide ? halves_fma(two, kHalves, 0) : two, lower, wide};
 }
 
 // Stores the words of a pass in node order.
@@ -73,14 +108,13 @@ static __device__ __forceinline__ void coarse_step(const uint32_t (&mine)[Coarse
 #pragma unroll
       for (int m = 0; m < P::kFan; ++m) {
         const uint32_t edge = coarse_edge<kWide>(mine[(pass * P::kFan + h) * P::kFan + m], pull.y);
-        best[m] = h ? __viaddmin_s16x2(old, edge, best[m]) : __vadd2(old, edge);
+        best[m] = h ? coarse_least(old, edge, best[m]) : coarse_sum(old, edge);
       }
     }
 #pragma unroll
-    for (int m = 0; m < P::kFan; ++m) best[m] = __vsub2(best[m], pull.lower);
+    for (int m = 0; m < P::kFan; ++m) best[m] = coarse_keep(best[m], pull.lower);
     if (pass == 0 && tid < 32) {  // the first 64 multiples of 2^K
-      const int least =
-          warp_min(min(static_cast<int16_t>(best[0]), static_cast<int32_t>(best[0]) >> 16));
+      const int least = warp_min(min(first_cost(best[0]), second_cost(best[0])));
       if (tid == 0) *reference = least;
     }
 #pragma unroll

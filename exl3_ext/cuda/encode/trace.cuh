@@ -79,7 +79,7 @@ struct Tracer {
     constexpr int kSteps = P::kStride, kTurns = at_least((1 << K * kSteps) / 32, 1);
     constexpr int kWays = 1 << K * kSteps;
     const int from = at - kSteps;
-    const int16_t* row = reinterpret_cast<const int16_t*>(
+    const auto* row = reinterpret_cast<const CoarseCost*>(
         ring + t * P::kTileBytes + (from / kSteps & (P::kRows - 1)) * P::kRowBytes);
     int y[kSteps], least = INT32_MAX;
     for (int d = 0; d < kSteps; ++d) y[d] = slot.weight[(slot.origin + at - 1 - d) & kLapMask];

@@ -150,6 +150,9 @@ inline uint32_t __vadd2(uint32_t a, uint32_t b) {
 inline uint32_t __vsub2(uint32_t a, uint32_t b) {
   return by_halves(a, b, 0, [](int x, int y, int) { return x - y; });
 }
+inline uint32_t __vminu2(uint32_t a, uint32_t b) {
+  return by_halves(a, b, 0, [](int x, int y, int) { return min(x & 0xFFFF, y & 0xFFFF); });
+}
 inline uint32_t __viaddmin_s16x2(uint32_t a, uint32_t b, uint32_t c) {
   return by_halves(a, b, c,
                    [](int x, int y, int z) { return min(on_cpu::kept<int16_t>(x + y), z); });
