@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..constants import PAGE_SIZE
+from .ahead import Ahead, Run
 from .guidance import combine
 from .job import Job
 from .packing import Part, pack
@@ -29,6 +30,13 @@ class Runner:
         self._tables: list[Tensor] = []
         self._params: dict[str, Any] = {}
         self._ids = self._lengths = torch.zeros(0)
+        self._ahead: Ahead | None = None
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a pass only queues its work, on a device."""
+        device = getattr(self.model, "output_device", None)
+        return device is not None and device.type == "cuda"
 
     def prefill(self, job: Job) -> bool:
         """Ingest what there is room for of a job's prompt, then of its negative one; False if
@@ -66,21 +74,56 @@ class Runner:
         """Run the last token of every job and the tokens drafted for it; logits of what follows
         each, (jobs + drafted, V_pad), job by job, guided where a job is. Drafted tokens do not
         count as stored."""
-        logits = self._verify(jobs, drafts) if any(drafts) else self._step(jobs)
+        if any(drafts):
+            logits = self._verify(jobs, drafts)
+        elif self._ahead is not None:
+            logits, self._ahead = self._ahead.take(jobs), None
+        else:
+            logits = self._step(jobs, {})
         for job in jobs:
             job.store(self.table)
         rows = (1 + len(draft) for draft in drafts)
         scales = (job.cfg_scale for job in jobs)
         return combine(logits[:, -1], list(zip(rows, scales, strict=True)))
 
-    def _step(self, jobs: list[Job]) -> Tensor:
+    def run_ahead(self, jobs: list[Job], tokens: dict[Job, int]) -> None:
+        """Queue the next step: after a job's token of this step, which its sequences do not have
+        yet, or after their last one. What a model refuses comes up when the step is asked for."""
+        runs = {
+            job: [
+                Run(
+                    sequence,
+                    sequence.block_table,
+                    tokens.get(job, sequence.input_ids.last()),
+                    len(sequence) - (job not in tokens),
+                )
+                for sequence in job.sequences
+            ]
+            for job in jobs
+        }
+        try:
+            self._ahead = Ahead(runs, self._step(jobs, tokens))
+        except Exception:
+            self.forget()
+
+    def ready(self, jobs: list[Job]) -> list[Job]:
+        """Those whose next step runs already; all of them, with no step ahead, if none's does."""
+        served = [job for job in jobs if self._ahead is not None and self._ahead.serves(job)]
+        if not served:
+            self._ahead = None
+        return served or jobs
+
+    def _step(self, jobs: list[Job], tokens: dict[Job, int]) -> Tensor:
+        """After the token given for a job, or after the last one."""
         sequences = [sequence for job in jobs for sequence in job.sequences]
         tables = [sequence.block_table for sequence in sequences]
         if jobs != self._jobs or any(a is not b for a, b in zip(tables, self._tables, strict=True)):
             self._set_up(jobs, tables)
-        for row, sequence in enumerate(sequences):
-            self._ids_array[row, 0] = sequence.input_ids.last()
-            self._lengths_array[row] = len(sequence) - 1
+        given = [tokens.get(job) for job in jobs for _ in job.sequences]
+        for row, (sequence, token) in enumerate(zip(sequences, given, strict=True)):
+            last = token is None
+            self._ids_array[row, 0] = sequence.input_ids.last() if last else token
+            self._lengths_array[row] = len(sequence) - last
         return self.model.forward(self._ids, self._params)
 
     def _verify(self, jobs: list[Job], drafts: list[list[int]]) -> Tensor:
@@ -93,8 +136,10 @@ class Runner:
         ids, params = pack(parts)
         return self.model.forward(ids, {**self._common(params["block_table"], *owners), **params})
 
-    def forget(self) -> None:
-        """Drop references to jobs that have ended."""
+    def forget(self, job: Job | None = None) -> None:
+        """Drop references to jobs that have ended; of the step ahead, to one that has."""
+        if self._ahead is not None and job is not None:
+            self._ahead.forget(job)
         self._jobs, self._tables, self._params = [], [], {}
 
     def _set_up(self, jobs: list[Job], tables: list[Tensor]) -> None:

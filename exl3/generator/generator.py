@@ -215,7 +215,7 @@ class Generator(Watched):
             sequence.release(self.pagetable)
         if job.is_finished:
             job.draft_state = None
-        self._runner.forget()
+        self._runner.forget(job)
 
     # Steps
 
@@ -330,6 +330,7 @@ class Generator(Watched):
 
     def _decode(self, events: list[Event]) -> None:
         jobs = [job for job in self._scheduler.active if job.state is JobState.DECODE]
+        jobs = self._runner.ready(jobs)
         if not jobs:
             return
         for job in jobs:
@@ -341,6 +342,7 @@ class Generator(Watched):
             job.masks_ahead.start()  # while the model runs
         logits = Rows(self._runner.decode(jobs, drafts), self.num_columns)
         tokens = draw_together(jobs, drafts, logits)
+        self._run_ahead(jobs, tokens)
         row = 0
         for job, draft in zip(jobs, drafts, strict=True):
             place, row = row, row + 1 + len(draft)
@@ -354,6 +356,26 @@ class Generator(Watched):
             events.append(last)
             if job.must_requeue():
                 self._requeue(job, last)
+
+    def _run_ahead(self, jobs: list[Job], tokens: list[int | None]) -> None:
+        """Let a device begin the next step while the host looks at the tokens of this one. A job
+        that ends by its text, or takes tokens back, has been run in vain."""
+        if self._speculation is not None or not self._runner.is_asynchronous:
+            return
+        if any(job.options.wants_logits for job in jobs):  # copies of them would wait for the step
+            return
+        drawn = {job: token for job, token in zip(jobs, tokens, strict=True) if token is not None}
+        if len(drawn) < len(jobs):  # so would those that the host draws from
+            return
+        this = set(jobs)
+        following = [
+            job
+            for job in self._scheduler.active
+            if job.state is JobState.DECODE
+            and (job.goes_on(drawn[job]) if job in drawn else job not in this)
+        ]
+        if following:
+            self._runner.run_ahead(following, drawn)
 
     def _take(
         self,

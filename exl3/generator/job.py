@@ -359,6 +359,16 @@ class Job:
         limit = self.options.max_new_tokens
         return room if limit is None else min(room, limit - self.new_tokens - 1)
 
+    def goes_on(self, token: int) -> bool:
+        """Whether a step may follow this next token, by its number alone: it has a place in the
+        pages held, and neither ends the job nor is the last."""
+        return (
+            all(sequence.room > 0 for sequence in self.sequences)
+            and token not in self._stop_tokens
+            and self.new_tokens + 1 < self.rounds.most
+            and self.new_tokens + 1 != self.options.max_new_tokens
+        )
+
     def plan_draw(self) -> Draw | None:
         """What the next token is drawn with, if its sampler can run on a device; the same again
         until a token is taken. None: `choose` must draw it."""

@@ -58,6 +58,11 @@ class JobOptions:
         _at_least("return_top_tokens", self.return_top_tokens, 0)
         _at_least("return_prompt_logprobs", self.return_prompt_logprobs, 0)
 
+    @property
+    def wants_logits(self) -> bool:
+        """Whether an event of a token tells about its logits."""
+        return bool(self.return_probs or self.return_top_tokens or self.return_logits)
+
 
 def _at_least(name: str, value: Any, least: int) -> None:
     if value is None and name not in ("min_new_tokens", "return_top_tokens"):

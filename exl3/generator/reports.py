@@ -42,7 +42,7 @@ class Rows:
 def report(token: int, logits: Rows, row: int, options: JobOptions) -> Token:
     """A token with what the job wants to know about it: raw, before masks and sampler."""
     out = Token(token)
-    if not (options.return_probs or options.return_top_tokens or options.return_logits):
+    if not options.wants_logits:
         return out
     known = logits.known[row]
     width = known.size
