@@ -47,20 +47,22 @@ class Ahead:
         for job, own in runs.items():
             self._rows[job] = row, own
             row += len(own)
-        self._count = row
 
     def serves(self, job: Job) -> bool:
         """Whether the job's next step is here."""
         found = self._rows.get(job)
         return found is not None and all(run.holds for run in found[1])
 
-    def forget(self, job: Job) -> None:
-        """The job has ended, or given its pages back."""
+    def forget(self, job: Job) -> bool:
+        """The job has ended, or given its pages back; False if it was the last one."""
         self._rows.pop(job, None)
+        return bool(self._rows)
 
     def take(self, jobs: list[Job]) -> Tensor:
         """The rows of these jobs, in their order."""
         rows = [row + i for row, own in map(self._rows.__getitem__, jobs) for i in range(len(own))]
-        if rows == list(range(self._count)):
-            return self._logits
-        return self._logits[torch.tensor(rows, device=self._logits.device)]
+        first, last = rows[0], rows[-1]
+        if rows == list(range(first, last + 1)):
+            return self._logits[first : last + 1]
+        # A blocking copy would wait for the step.
+        return self._logits[torch.tensor(rows).to(self._logits.device, non_blocking=True)]

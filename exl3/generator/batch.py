@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..constants import PAGE_SIZE
+from ..errors import Exl3Error
 from .ahead import Ahead, Run
 from .guidance import combine
 from .job import Job
 from .packing import Part, pack
 from .pages import PageTable
 from .sequence import Sequence
+
+logger = logging.getLogger(__name__)
 
 
 class Runner:
@@ -31,6 +35,7 @@ class Runner:
         self._params: dict[str, Any] = {}
         self._ids = self._lengths = torch.zeros(0)
         self._ahead: Ahead | None = None
+        self.runs_ahead = True  # until that fails
 
     @property
     def is_asynchronous(self) -> bool:
@@ -103,7 +108,9 @@ class Runner:
         }
         try:
             self._ahead = Ahead(runs, self._step(jobs, tokens))
-        except Exception:
+        except (Exl3Error, RuntimeError) as error:  # out of memory, for one
+            logger.warning("steps are not begun early any more, because one failed: %s", error)
+            self.runs_ahead = False
             self.forget()
 
     def ready(self, jobs: list[Job]) -> list[Job]:
@@ -138,8 +145,8 @@ class Runner:
 
     def forget(self, job: Job | None = None) -> None:
         """Drop references to jobs that have ended; of the step ahead, to one that has."""
-        if self._ahead is not None and job is not None:
-            self._ahead.forget(job)
+        if self._ahead is not None and job is not None and not self._ahead.forget(job):
+            self._ahead = None
         self._jobs, self._tables, self._params = [], [], {}
 
     def _set_up(self, jobs: list[Job], tables: list[Tensor]) -> None:

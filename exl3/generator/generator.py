@@ -360,7 +360,8 @@ class Generator(Watched):
     def _run_ahead(self, jobs: list[Job], tokens: list[int | None]) -> None:
         """Let a device begin the next step while the host looks at the tokens of this one. A job
         that ends by its text, or takes tokens back, has been run in vain."""
-        if self._speculation is not None or not self._runner.is_asynchronous:
+        runner = self._runner
+        if self._speculation is not None or not (runner.is_asynchronous and runner.runs_ahead):
             return
         if any(job.options.wants_logits for job in jobs):  # copies of them would wait for the step
             return
@@ -375,7 +376,7 @@ class Generator(Watched):
             and (job.goes_on(drawn[job]) if job in drawn else job not in this)
         ]
         if following:
-            self._runner.run_ahead(following, drawn)
+            runner.run_ahead(following, drawn)
 
     def _take(
         self,

@@ -102,6 +102,8 @@ def ldlq(problems: Sequence[Problem], *, bits: int, codebook: Codebook) -> list[
     for p in problems:
         if any(d % HADAMARD_DIM for d in p.weight.shape):
             raise ShapeError(f"ldlq: expected multiples of 128, got {tuple(p.weight.shape)}")
+    if not problems:
+        return []
     walks, places = _walks(problems, bits)
     total = problems[0].weight.new_zeros(())  # of all targets: no step waits for a device
     with _one_torch_thread():

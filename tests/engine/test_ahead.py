@@ -95,17 +95,18 @@ def test_a_job_that_comes_later_joins_after_one_step(make, ahead) -> None:
     assert second.new_tokens >= 1 and decodes(generator) <= before + 4
 
 
-def test_a_step_that_fails_ahead_is_repeated(make, ahead) -> None:
+def test_a_step_that_fails_ahead_is_repeated(make, ahead, caplog) -> None:
     want = answers(make(4), job(prompt(300), max_new_tokens=20))
     generator = make(4)
     item = job(prompt(300), max_new_tokens=20)
     generator.enqueue(item)
     ids = []
     while generator.num_remaining_jobs():
-        if item.new_tokens in (3, 9):
-            generator.model.fail_next = RuntimeError("once")
+        if item.new_tokens == 3:
+            generator.model.fail_next = RuntimeError("no memory for it")
         ids += [t for t in tokens(generator.iterate())]
     assert ids == want[0][0]
+    assert [r.message.count("no memory for it") for r in caplog.records] == [1]
 
 
 def test_a_device_that_is_lost_is_an_error(make, ahead) -> None:

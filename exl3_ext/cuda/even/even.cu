@@ -3,6 +3,8 @@
 
 namespace exl3 {
 
+static_assert(sizeof(cuda::EvenRow) + 1024 <= cuda::kEvenReservedBytes);
+
 EvenDevice even_device() {
   EvenDevice device{};
   int index = 0;

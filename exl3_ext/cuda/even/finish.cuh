@@ -69,8 +69,8 @@ class EvenFinish {
   // Brings the constants of the warp's first unit nearer.
   static __device__ __forceinline__ void prepare(const EvenShare<kBits>& share) {
     const EvenParams& p = share.p;
-    const int unit = (share.group0 >> p.groups_log) + share.warp;
-    if ((unit << p.groups_log) * p.turns >= share.last) return;
+    const int unit = (share.group_of(share.last - 1) >> p.groups_log) - share.warp / p.rows;
+    if (unit < share.group0 >> p.groups_log) return;
     const EvenGroup place(p, unit << p.groups_log);
     const int column = (place.inside >> 1) * kHadamardDim + share.lane * 4;
     for (int half = 0; half < p.groups_log; ++half) {
@@ -80,11 +80,12 @@ class EvenFinish {
 
   __device__ __forceinline__ void run() const {
     const int log = p_.groups_log, lane = share_.lane;
-    int unit = share_.group0 >> log, row = share_.warp;
+    // From the last unit on: what others wait for goes out before this thread block waits.
+    int unit = share_.group_of(share_.last - 1) >> log, row = share_.warp;
 #pragma unroll 1
     for (;; row += kEvenWarps) {
-      while (row >= p_.rows) row -= p_.rows, ++unit;
-      if ((unit << log) * p_.turns >= share_.last) break;
+      while (row >= p_.rows) row -= p_.rows, --unit;
+      if (unit < share_.group0 >> log) break;
       const bool ends = ((unit + 1) << log) * p_.turns <= share_.last;
       const EvenGroup place(p_, unit << log);
       const int column = (place.inside >> 1) * kHadamardDim + lane * 4;

@@ -16,12 +16,14 @@ struct EvenRow {
   float squares[kEvenThreads];
 };
 
-// Four values at a column that is a multiple of four.
+// Four values at a column that is a multiple of four, from beyond the multiprocessor: launches that
+// share it may have read what stood there before.
 static __device__ __forceinline__ uint4 aligned_raw4(const Rows& row, int64_t column) {
   if (row.type == DType::kFloat32) {
-    return *reinterpret_cast<const uint4*>(static_cast<const float*>(row.data) + column);
+    return __ldcg(reinterpret_cast<const uint4*>(static_cast<const float*>(row.data) + column));
   }
-  const uint2 u = *reinterpret_cast<const uint2*>(static_cast<const half_bits*>(row.data) + column);
+  const uint2 u =
+      __ldcg(reinterpret_cast<const uint2*>(static_cast<const half_bits*>(row.data) + column));
   return uint4{u.x, u.y, 0, 0};
 }
 
@@ -66,8 +68,8 @@ class EvenInput {
       for (int i = 0; i < kAtOnce; ++i) convert4(raw[i], p_.x.type, v[i]);
       if (first + kStride < jobs) load(first + kStride, raw);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {  // a job beyond the last one is that one again
-        const int job = min(first + i * kEvenWarps, jobs - 1);
+      for (int i = 0; i < kAtOnce; ++i) {  // beyond the last job, the first one again
+        const int job = first + i * kEvenWarps < jobs ? first + i * kEvenWarps : first;
         const float4 f = *kept(job);
         v[i][0] *= f.x, v[i][1] *= f.y, v[i][2] *= f.z, v[i][3] *= f.w;
         if (Product::kInteger && first + i * kEvenWarps < jobs) note_sums(job, v[i][0]);

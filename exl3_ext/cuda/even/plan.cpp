@@ -36,7 +36,7 @@ bool fits(const LinearCudaParams& p) {
     if (!aligned(w.planes) || !aligned(w.suh) || !aligned(w.svh) || !aligned(w.bias)) return false;
     outputs += w.n;
   }
-  return outputs * p.k < int64_t{1} << 37;  // turns times turns of a group stay below 2^32
+  return outputs <= int64_t{1} << 24 && p.k <= int64_t{1} << 20;  // turns fit an int
 }
 
 // Whether one row's inputs can be made by the thread blocks themselves.
@@ -83,7 +83,7 @@ bool take_shared(const LinearCudaParams& p, const EvenDevice& device, int each, 
         kEvenWarps * (depth + 1) * even_rows_bytes(integer, plan->fragments, plan->bits);
   }
   plan->shared_bytes = ring + plan->input_bytes + plan->sums_bytes + constants;
-  if (each * (plan->shared_bytes + 2048) > device.shared_bytes_all) return false;
+  if (each * (plan->shared_bytes + kEvenReservedBytes) > device.shared_bytes_all) return false;
   if (device.pairs && each == 1 && own_inputs && p.norm_weight) {
     plan->shared_bytes = std::max(plan->shared_bytes, kNormSharedBytes);
   }
@@ -105,6 +105,7 @@ bool plan_with(const LinearCudaParams& p, const EvenDevice& device, int each, bo
   plan->rows = static_cast<int>(p.m);
   plan->weights = p.count;
   take_weights(p, plan);
+  if (int64_t{plan->all} * plan->turns >= int64_t{1} << 32) return false;  // see reciprocal
   plan->blocks = each * device.multiprocessors;
   plan->run = std::max(2, divided_up(plan->all, plan->blocks * kEvenWarps));
   plan->per_run = reciprocal(plan->run);
@@ -137,6 +138,9 @@ int even_rows(const LinearCudaParams& problem, const EvenDevice& device, int eac
   EvenParams plan;
   for (int rows = kGemvMaxRows; rows >= 1; rows /= 2) {
     part.m = std::min<int64_t>(rows, problem.m);
+    if (part.m < problem.m && (problem.y.stride % 4 != 0 || problem.residual.stride % 4 != 0)) {
+      return 0;  // rows of later launches would not be aligned
+    }
     if (even_plan(part, device, each, &plan)) return static_cast<int>(part.m);
   }
   return 0;

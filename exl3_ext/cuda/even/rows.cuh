@@ -27,7 +27,8 @@ class EvenRowsStream {
 
   // The oldest turn: its words, and where its activations stand until the next call.
   __device__ __forceinline__ const uint32_t* take(LaneWords<kBits> (&words)[kSteps]) {
-    fetch();  // in the group of copies that `weights_` commits
+    __syncwarp();  // all lanes are done with the place that is filled now
+    fetch();       // in the group of copies that `weights_` commits
     weights_.take(words);
     __syncwarp();
     const uint32_t* at = inputs_ + slot_ * kTurnWords;
@@ -90,10 +91,12 @@ static __device__ __forceinline__ void even_multiply_rows(const EvenShare<kBits>
 template <class Input>
 struct EvenManyRows {
   GemvWorkspace in;
-  __device__ __forceinline__ float inverse_rms(int row) const { return in.inverse_rms[row]; }
+  __device__ __forceinline__ float inverse_rms(int row) const {
+    return __ldcg(in.inverse_rms + row);
+  }
   __device__ __forceinline__ float constant(int weight, int row) const {
     const int at = weight * kGemvMaxRows + row;
-    return Input::offset(in.scale[at], in.sum[at]);
+    return Input::offset(__ldcg(in.scale + at), __ldcg(in.sum + at));
   }
 };
 
@@ -102,6 +105,7 @@ __global__ void __launch_bounds__(kEvenThreads, 1)
     even_rows_kernel(const __grid_constant__ EvenParams p) {
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ float scales[kLinearGroup * kGemvMaxRows];
   using Input = typename Product::Input;
   start_next();
   if (static_cast<int>(blockIdx.x) * p.run * kEvenWarps >= p.all) return wait_for_last();
@@ -118,7 +122,9 @@ __global__ void __launch_bounds__(kEvenThreads, 1)
   stream.start();
   const int64_t words = int64_t{p.weights} * p.turns * Stream::kTurnWords;
   const GemvWorkspace in(const_cast<unsigned char*>(p.workspace), words * 4, p.weights);
-  even_multiply_rows(share, stream, in.scale, sums);
+  if (threadIdx.x < p.weights * kGemvMaxRows) scales[threadIdx.x] = __ldcg(in.scale + threadIdx.x);
+  __syncthreads();
+  even_multiply_rows(share, stream, scales, sums);
   __syncthreads();
   Finish(share, sums, {in}).run();
 #endif

@@ -28,6 +28,9 @@ constexpr int even_rows_bytes(bool integer, int fragments, int bits) {
   return even_steps(bits) * gemv_step_bytes(integer, fragments);
 }
 
+// Shared memory of a thread block that is not dynamic, and what the device takes.
+constexpr int kEvenReservedBytes = 2176;
+
 // Compute capability 9.0: two launches, one with a norm and one without, fit one multiprocessor
 // together, but no two with a norm, by their shared memory, nor two without, by their registers.
 // Since a model's launches take turns, each has one thread block on every multiprocessor, beside
