@@ -106,7 +106,11 @@ def decode_attention(
         As both.
     """
     if isinstance(k_cache, QuantPages) or isinstance(v_cache, QuantPages):
-        return _append_and_attend(qkv, table, k_cache, v_cache, at, layer, causal=causal)
+        rope_append_(
+            qkv, table, k_cache, v_cache, at.slots, v_head_dim=_width(v_cache), **layer.rows()
+        )
+        pages = at.page_table, at.seq_lens, at.query_starts
+        return paged_attention(qkv, k_cache, v_cache, *pages, causal=causal, **layer.scores())
     return ops().decode_attention(
         qkv,
         table,
@@ -129,30 +133,6 @@ def decode_attention(
         layer.softcap,
         causal,
         ahead,
-    )
-
-
-def _append_and_attend(
-    qkv: Tensor,
-    table: Tensor | None,
-    k_cache: Tensor | QuantPages,
-    v_cache: Tensor | QuantPages,
-    at: Sequences,
-    layer: AttentionLayer,
-    *,
-    causal: bool = True,
-) -> Tensor:
-    """`decode_attention` as two ops, for a quantised cache."""
-    rope_append_(qkv, table, k_cache, v_cache, at.slots, v_head_dim=_width(v_cache), **layer.rows())
-    return paged_attention(
-        qkv,
-        k_cache,
-        v_cache,
-        at.page_table,
-        at.seq_lens,
-        at.query_starts,
-        causal=causal,
-        **layer.scores(),
     )
 
 

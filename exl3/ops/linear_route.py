@@ -12,8 +12,8 @@ from .registry import ops
 
 PATHS = ("built_in", "small", "decoded", "direct", "even")
 """`small`: straight from the trellis, 16 rows a launch; `decoded`: weights decoded, then multiplied
-by a library; `direct`: straight from the trellis by the tensor cores of Hopper GPUs; `even`: one
-row, in equal shares for all multiprocessors."""
+by a library; `direct`: straight from the trellis by the tensor cores of Hopper GPUs; `even`: a
+few rows, in equal shares for all multiprocessors."""
 ROW_RANGES = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, 256))
 """First and last row count that share a choice."""
 

@@ -171,14 +171,16 @@ constexpr int64_t kMostSmallRows = 32;
 // on an H200: 3.6 ms for 16 rows and 6.9 ms for 128 (8 rows of the small-batch kernel 4.3 ms).
 constexpr int64_t kFewestDirectRows = 9, kMostDirectRows = 128;
 
+// Whether a path may run: it is the route's, or none is set and the built-in rules allow it.
+bool may_run(const LinearRoute& route, LinearPath path, bool built_in) {
+  return route.path == LinearPath::kBuiltIn ? built_in : route.path == path;
+}
+
 // The direct product for the whole group; false if it has no instance for it.
 bool run_direct(const char* op, const CudaLaunch& launch, const Tensor& x,
-                const LinearCudaParams& p) {
-  const LinearRoute route = linear_route(x.get_device_index(), p);
+                const LinearCudaParams& p, const LinearRoute& route) {
   const bool built_in = p.m >= kFewestDirectRows && p.m <= kMostDirectRows;
-  if (route.path == LinearPath::kBuiltIn ? !built_in : route.path != LinearPath::kDirect) {
-    return false;
-  }
+  if (!may_run(route, LinearPath::kDirect, built_in)) return false;
   for (int i = 0; i < p.count; ++i) {
     if (reinterpret_cast<uintptr_t>(p.w[i].planes) % 16 != 0) return false;  // bulk copies
   }
@@ -218,11 +220,9 @@ Tensor even_inputs(const char* op, const CudaLaunch& launch, const Tensor& x,
 }
 
 // The even product for the whole group; false if it has no instance for it.
-bool run_even(const char* op, const CudaLaunch& launch, const Tensor& x,
-              const LinearCudaParams& p) {
-  const LinearRoute route = linear_route(x.get_device_index(), p);
-  if (route.path != LinearPath::kBuiltIn && route.path != LinearPath::kEven) return false;
-  if (p.m > kMostSmallRows) return false;
+bool run_even(const char* op, const CudaLaunch& launch, const Tensor& x, const LinearCudaParams& p,
+              const LinearRoute& route) {
+  if (p.m > kEvenMostRows || !may_run(route, LinearPath::kEven, true)) return false;
   const int rows = even_rows(p, even_device(), route.cluster);
   for (int64_t first = 0; rows != 0 && first < p.m; first += rows) {
     const LinearCudaParams part = rows_from(p, first, std::min<int64_t>(rows, p.m - first));
@@ -242,11 +242,9 @@ bool run_even(const char* op, const CudaLaunch& launch, const Tensor& x,
 }
 
 // The small-batch kernel for the whole group; false if it has no instance for it.
-bool run_small(const char* op, const CudaLaunch& launch, const Tensor& x,
-               const LinearCudaParams& p) {
-  const LinearRoute route = linear_route(x.get_device_index(), p);
-  if (route.path != LinearPath::kBuiltIn && route.path != LinearPath::kSmall) return false;
-  if (route.path == LinearPath::kBuiltIn && p.m > kMostSmallRows) return false;
+bool run_small(const char* op, const CudaLaunch& launch, const Tensor& x, const LinearCudaParams& p,
+               const LinearRoute& route) {
+  if (!may_run(route, LinearPath::kSmall, p.m <= kMostSmallRows)) return false;
   GemvParams gemv{};
   static_cast<LinearCudaParams&>(gemv) = p;
   gemv.config = gemv_select(p, gemv_device(), route.cluster);
@@ -262,7 +260,9 @@ bool run_small(const char* op, const CudaLaunch& launch, const Tensor& x,
 // small-batch kernel has no room: small devices, large k.
 bool run_fused(const char* op, const CudaLaunch& launch, const Tensor& x,
                const LinearCudaParams& p) {
-  return run_direct(op, launch, x, p) || run_small(op, launch, x, p) || run_even(op, launch, x, p);
+  const LinearRoute route = linear_route(x.get_device_index(), p);
+  return run_direct(op, launch, x, p, route) || run_small(op, launch, x, p, route) ||
+         run_even(op, launch, x, p, route);
 }
 
 // One weight of a group, as a problem of its own.

@@ -45,8 +45,7 @@ LinearCudaParams group_of(const LinearProblem& problem, int64_t m) {
 
 // Pairs of a path and a cluster size that can run m rows, the built-in rules (0, 0) first.
 Ints linear_routes(int64_t device, int64_t m, const Ints& values) {
-  constexpr int64_t kMostSmall = 64;  // rows for which the small-batch kernel is worth a try
-  constexpr int64_t kMostEven = 32;
+  constexpr int64_t kMostSmall = 64;      // rows for which the small-batch kernel is worth a try
   constexpr int64_t kFewestDecoded = 16;  // and decoding: it moves 16 bits a weight twice
   constexpr int64_t kFewestDirect = 3, kMostDirect = 256;
   const char* op = "linear_routes";
@@ -63,7 +62,7 @@ Ints linear_routes(int64_t device, int64_t m, const Ints& values) {
     found.insert(found.end(), {static_cast<int64_t>(LinearPath::kDirect), parts});
   }
   for (int each : {1, 2, 4}) {
-    if (m > kMostEven || even_rows(group, even_device(), each) == 0) continue;
+    if (m > kEvenMostRows || even_rows(group, even_device(), each) == 0) continue;
     found.insert(found.end(), {static_cast<int64_t>(LinearPath::kEven), each});
   }
   if (m >= kFewestDecoded) {

@@ -1,5 +1,6 @@
 // Launches of the even product for one kind of weights.
 #pragma once
+#include "cuda/common/bits.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/even/rows.cuh"
 
@@ -9,30 +10,6 @@ Status even_integers(const EvenParams& p, CudaStream stream);  // mul1
 Status even_halves(const EvenParams& p, CudaStream stream);    // 3inst, mcg
 Status even_rows_integers(const EvenParams& p, CudaStream stream);
 Status even_rows_halves(const EvenParams& p, CudaStream stream);
-
-// Launch<bits>::run.
-template <template <int> class Launch>
-Status for_bits(const EvenParams& p, CudaStream stream) {
-  switch (p.bits) {
-    case 1:
-      return Launch<1>::run(p, stream);
-    case 2:
-      return Launch<2>::run(p, stream);
-    case 3:
-      return Launch<3>::run(p, stream);
-    case 4:
-      return Launch<4>::run(p, stream);
-    case 5:
-      return Launch<5>::run(p, stream);
-    case 6:
-      return Launch<6>::run(p, stream);
-    case 7:
-      return Launch<7>::run(p, stream);
-    case 8:
-      return Launch<8>::run(p, stream);
-  }
-  return Status::kNoKernel;
-}
 
 template <class Kernel>
 Status even_start(Kernel* kernel, const EvenParams& p, CudaStream stream) {

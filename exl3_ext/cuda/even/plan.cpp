@@ -47,13 +47,13 @@ bool makes_inputs(const LinearCudaParams& p) {
 void take_weights(const LinearCudaParams& p, EvenParams* plan) {
   int groups = 0, column = 0;
   for (int i = 0; i < kLinearGroup; ++i) {
-    EvenWeight& to = plan->w[i];
-    to.group_end = INT_MAX;
+    plan->w[i].group_end = INT_MAX;
     if (i >= p.count) continue;
     const LinearWeightRef& w = p.w[i];
     groups += static_cast<int>(w.n / 64);
-    to = {reinterpret_cast<const unsigned char*>(w.planes), w.suh, w.svh, w.bias, groups, column};
-    if (i == p.count - 1) to.group_end = INT_MAX;
+    const int end = i == p.count - 1 ? INT_MAX : groups;
+    plan->w[i] = {
+        reinterpret_cast<const unsigned char*>(w.planes), w.suh, w.svh, w.bias, end, column};
     if (p.activation < 0) column += static_cast<int>(w.n);
   }
   plan->all = groups * plan->turns;

@@ -1,11 +1,9 @@
 #include "cuda/even/launch.cuh"
 
 namespace exl3::cuda {
-namespace {
 
-template <int kBits>
-struct RowsIntegerProduct {
-  static Status run(const EvenParams& p, CudaStream stream) {
+Status even_rows_integers(const EvenParams& p, CudaStream stream) {
+  return for_bits(p.bits, [&]<int kBits>() {
     switch (p.fragments) {
       case 1:
         return even_rows_run<kBits, IntegerProduct<kBits, 1>>(p, stream);
@@ -15,13 +13,7 @@ struct RowsIntegerProduct {
         return even_rows_run<kBits, IntegerProduct<kBits, 4>>(p, stream);
     }
     return Status::kNoKernel;
-  }
-};
-
-}  // namespace
-
-Status even_rows_integers(const EvenParams& p, CudaStream stream) {
-  return for_bits<RowsIntegerProduct>(p, stream);
+  });
 }
 
 }  // namespace exl3::cuda

@@ -1,4 +1,5 @@
 // The direct product's launches: input side, then the instance of the bit rate.
+#include "cuda/common/bits.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/gemm/direct_shape.h"
 
@@ -14,28 +15,6 @@ int64_t row_blocks(const LinearGroup& group, const DirectConfig& config) {
 // Halves that the input side writes for one weight.
 int64_t inner_halves(const LinearGroup& group, const DirectConfig& config) {
   return row_blocks(group, config) * config.rows * group.k;
-}
-
-Status start(const DirectParams& p, const DirectInput& in, int64_t blocks, CudaStream stream) {
-  switch (p.w[0].bits) {
-    case 1:
-      return direct_of_bits<1>(p, in, blocks, stream);
-    case 2:
-      return direct_of_bits<2>(p, in, blocks, stream);
-    case 3:
-      return direct_of_bits<3>(p, in, blocks, stream);
-    case 4:
-      return direct_of_bits<4>(p, in, blocks, stream);
-    case 5:
-      return direct_of_bits<5>(p, in, blocks, stream);
-    case 6:
-      return direct_of_bits<6>(p, in, blocks, stream);
-    case 7:
-      return direct_of_bits<7>(p, in, blocks, stream);
-    case 8:
-      return direct_of_bits<8>(p, in, blocks, stream);
-  }
-  return Status::kNoKernel;
 }
 
 }  // namespace
@@ -97,7 +76,9 @@ Status direct_cuda(const DirectParams& p, CudaStream stream) {
   for (int i = 0; i < (pair ? 1 : p.count); ++i) {
     units += (p.w[i].n / kHadamardDim + c.blocks - 1) / c.blocks;
   }
-  return start(p, in, units * row_blocks(p, c) * c.parts * (pair ? 2 : 1), stream);
+  const int64_t blocks = units * row_blocks(p, c) * c.parts * (pair ? 2 : 1);
+  return for_bits(p.w[0].bits,
+                  [&]<int kBits>() { return direct_of_bits<kBits>(p, in, blocks, stream); });
 }
 
 }  // namespace exl3

@@ -1,6 +1,7 @@
 // Launches of the small-batch product: instances by bit rate, kind of product and fragments.
 #include <algorithm>
 
+#include "cuda/common/bits.h"
 #include "cuda/common/device.h"
 #include "cuda/gemv/gemv.cuh"
 #include "cuda/gemv/gemv_input.cuh"
@@ -103,28 +104,6 @@ Status pick(const GemvParams& p, const GemvShared& sizes, unsigned grid, CudaStr
   return Status::kNoKernel;
 }
 
-Status pick_bits(const GemvParams& p, const GemvShared& sizes, unsigned grid, CudaStream stream) {
-  switch (p.w[0].bits) {
-    case 1:
-      return pick<1>(p, sizes, grid, stream);
-    case 2:
-      return pick<2>(p, sizes, grid, stream);
-    case 3:
-      return pick<3>(p, sizes, grid, stream);
-    case 4:
-      return pick<4>(p, sizes, grid, stream);
-    case 5:
-      return pick<5>(p, sizes, grid, stream);
-    case 6:
-      return pick<6>(p, sizes, grid, stream);
-    case 7:
-      return pick<7>(p, sizes, grid, stream);
-    case 8:
-      return pick<8>(p, sizes, grid, stream);
-  }
-  return Status::kNoKernel;
-}
-
 }  // namespace
 
 GemvDevice gemv_device() {
@@ -187,7 +166,8 @@ Status gemv_cuda(const GemvParams& params, CudaStream stream) {
         gemv_shared(p.w[0].codebook == Codebook::kMul1, pair, p.w[0].bits, config.fragments,
                     config.rows, static_cast<int>(p.k / kHadamardDim), config.cluster);
     sizes.total = std::max(sizes.total, spreading_bytes(grid));
-    const Status status = pick_bits(p, sizes, grid, stream);
+    const Status status =
+        for_bits(p.w[0].bits, [&]<int kBits>() { return pick<kBits>(p, sizes, grid, stream); });
     if (status != Status::kOk) return status;
   }
   return Status::kOk;

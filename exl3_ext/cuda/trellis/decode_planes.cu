@@ -4,6 +4,7 @@
 // not.
 #include <cuda_runtime.h>
 
+#include "cuda/common/bits.h"
 #include "cuda/trellis/lane_words.cuh"
 #include "cuda/trellis/values.cuh"
 #include "exl3/trellis.h"
@@ -69,25 +70,7 @@ Status start(const PlanesDecodeParams& p, CudaStream stream) {
 Status planes_decode_cuda(const PlanesDecodeParams& p, CudaStream stream) {
   if (p.k % kHadamardDim != 0 || p.n % kOutputs != 0) return Status::kBadArgument;
   if (p.k == 0 || p.n == 0) return Status::kOk;
-  switch (p.bits) {
-    case 1:
-      return start<1>(p, stream);
-    case 2:
-      return start<2>(p, stream);
-    case 3:
-      return start<3>(p, stream);
-    case 4:
-      return start<4>(p, stream);
-    case 5:
-      return start<5>(p, stream);
-    case 6:
-      return start<6>(p, stream);
-    case 7:
-      return start<7>(p, stream);
-    case 8:
-      return start<8>(p, stream);
-  }
-  return Status::kNoKernel;
+  return cuda::for_bits(p.bits, [&]<int kBits>() { return start<kBits>(p, stream); });
 }
 
 }  // namespace exl3

@@ -45,6 +45,7 @@ struct EvenParams {
   uint32_t* exchange;  // [blocks][rows][kEvenExchange], zero before and after a launch
 };
 constexpr int kEvenExchange = 4 * 64;
+constexpr int64_t kEvenMostRows = 32;  // that it is worth a try for; two launches
 
 // The plan of a problem with `each` thread blocks a multiprocessor (0: built in); false if the
 // kernel has no instance for it. Pointers count only for alignment. Pure arithmetic.

@@ -16,7 +16,7 @@ enum class LinearPath : int {
   kSmall = 1,    // the small-batch kernel (gemv.h), a launch for every 16 rows
   kDecoded = 2,  // decoded blocks of W' and a library's product
   kDirect = 3,   // decoded in registers for the tensor cores (gemm_direct.h)
-  kEven = 4,     // one row, in equal shares for all multiprocessors (gemv_even.h)
+  kEven = 4,     // a few rows, in equal shares for all multiprocessors (gemv_even.h)
 };
 
 struct LinearRoute {
